@@ -1,0 +1,324 @@
+//! One backward over the ranks that its roots reach.
+//!
+//! Marks and gradients form a diffusing computation (E. W. Dijkstra and C. S. Scholten, "Termination detection for diffusing computations",
+//! Information Processing Letters 11, 1980): the first part that finds a rank idle makes its sender the rank's parent, and is answered when
+//! that rank is idle again with all it sent answered; others are answered at once. So when the root is idle, all ranks are, and the
+//! round is over. The ranks met form a tree; commit or abort travels it and comes back.
+
+use std::collections::BTreeSet;
+
+use super::ids::{ContextId, CrossingId, TaskId};
+use super::message::{Answer, Mode, Op, Part};
+use super::{Action, Origin, Rank};
+use crate::{Error, ErrorKind};
+
+/// What the engine of a rank is asked to do, in order.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Input<P> {
+    /// Mark what the roots reach.
+    MarkRoots,
+    /// `Fast`: mark what every crossing sent from here in this context reaches.
+    ExpectAll,
+    /// Mark what one crossing reaches.
+    Mark(CrossingId),
+    /// Give the roots their gradient, one.
+    SeedRoots,
+    /// Give a crossing its gradients.
+    Gradient(CrossingId, P),
+    /// Add what was accumulated to the context's gradients.
+    Commit,
+    /// Forget what was accumulated; say which calls got no gradient.
+    Abort,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Output<P> {
+    /// Crossings received here that were reached for the first time.
+    pub reached: Vec<CrossingId>,
+    /// Gradients for crossings received here.
+    pub gradients: Vec<(CrossingId, P)>,
+    /// Crossings that `ExpectAll` marked.
+    pub expected: usize,
+    /// Recorded calls that no gradient came for.
+    pub unreached: Vec<String>,
+    /// What failed.
+    pub error: Option<Error>,
+}
+
+impl<P> Default for Output<P> {
+    fn default() -> Self {
+        Output { reached: Vec::new(), gradients: Vec::new(), expected: 0, unreached: Vec::new(), error: None }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Marking,
+    Flowing,
+    Settling { commit: bool },
+}
+
+#[derive(Debug)]
+pub(super) struct Backward<P> {
+    number: u32,
+    mode: Mode,
+    root: bool,
+    phase: Phase,
+    /// The request that found this rank idle; answered when it is idle again.
+    parent: Option<TaskId>,
+    /// Whether the next answer is the first of this backward.
+    first: bool,
+    children: BTreeSet<u32>,
+    outstanding: usize,
+    running: bool,
+    inbox: Vec<Input<P>>,
+    balance: i64,
+    unreached: Vec<String>,
+    failed: Option<(u32, Error)>,
+}
+
+impl<P> Backward<P> {
+    fn new(number: u32, mode: Mode, root: bool) -> Self {
+        Backward {
+            number,
+            mode,
+            root,
+            phase: if mode == Mode::Exact { Phase::Marking } else { Phase::Flowing },
+            parent: None,
+            first: true,
+            children: BTreeSet::new(),
+            outstanding: 0,
+            running: false,
+            inbox: Vec::new(),
+            balance: 0,
+            unreached: Vec::new(),
+            failed: None,
+        }
+    }
+
+    fn fail(&mut self, rank: u32, error: Error) {
+        self.failed.get_or_insert((rank, error));
+    }
+}
+
+impl<V: Clone, P: Default> Rank<V, P> {
+    /// Begins a backward of one of this rank's contexts; [`Action::BackwardDone`] tells its end.
+    pub(crate) fn begin_backward(&mut self, context: ContextId, number: u32, mode: Mode) -> Result<(), Error> {
+        if !self.contexts.is_live(context) {
+            return Err(self.contexts.gone("backward", context));
+        }
+        self.check_idle("backward", context)?;
+        let mut backward = Backward::new(number, mode, true);
+        backward.inbox.push(Input::MarkRoots);
+        if mode == Mode::Fast {
+            backward.inbox.extend([Input::ExpectAll, Input::SeedRoots]);
+        }
+        self.backwards.insert(context, backward);
+        self.pump(context);
+        self.settle_local();
+        Ok(())
+    }
+
+    /// The caller of a backward gave up: it is aborted as soon as all ranks have answered.
+    pub(crate) fn abandon_backward(&mut self, context: ContextId, error: Error) {
+        let me = self.me;
+        if let Some(backward) = self.backwards.get_mut(&context) {
+            backward.fail(me, error);
+        }
+    }
+
+    /// Ranks that a backward waits for.
+    pub(crate) fn backward_waits_for(&self, context: ContextId) -> Vec<u32> {
+        let ranks: BTreeSet<u32> = self.outgoing.values().filter(|o| o.origin == Origin::Backward(context)).map(|o| o.to).collect();
+        ranks.into_iter().collect()
+    }
+
+    pub(super) fn check_idle(&self, operation: &str, context: ContextId) -> Result<(), Error> {
+        if self.backwards.contains_key(&context) {
+            return Err(ErrorKind::BackwardInFlight { operation: operation.into(), context: context.to_string() }.into());
+        }
+        Ok(())
+    }
+
+    /// A part arrives from another rank.
+    pub(super) fn backward_part(&mut self, task: TaskId, context: ContextId, number: u32, mode: Mode, part: Part, payload: P) {
+        if !self.contexts.is_live(context) {
+            let gone = self.contexts.gone("backward", context);
+            return self.answer(task, Answer::default(), Err(gone));
+        }
+        let settling = matches!(part, Part::Commit | Part::Abort);
+        match self.backwards.get(&context).map(|b| b.number) {
+            Some(n) if n == number => {}
+            Some(_) => {
+                let busy = ErrorKind::BackwardInFlight { operation: "backward".into(), context: context.to_string() };
+                return self.answer(task, Answer::default(), Err(busy.into()));
+            }
+            None if settling => return self.answer(task, Answer::default(), Ok(())),
+            None => {
+                self.backwards.insert(context, Backward::new(number, mode, false));
+            }
+        }
+        let Some(backward) = self.backwards.get_mut(&context) else { return };
+        let fresh = backward.first && backward.parent.is_none() && !backward.root;
+        match part {
+            Part::Mark(crossing) => backward.inbox.push(Input::Mark(crossing)),
+            Part::Gradient(crossing) => {
+                if backward.mode == Mode::Fast {
+                    backward.balance -= 1;
+                    if fresh {
+                        backward.inbox.push(Input::ExpectAll);
+                    }
+                }
+                backward.phase = Phase::Flowing;
+                backward.inbox.push(Input::Gradient(crossing, payload));
+            }
+            Part::Commit => return self.settle(context, true, Some(task)),
+            Part::Abort => return self.settle(context, false, Some(task)),
+        }
+        if backward.root || backward.parent.is_some() {
+            self.answer(task, Answer::default(), Ok(()));
+        } else {
+            backward.parent = Some(task);
+        }
+        self.pump(context);
+    }
+
+    /// The engine has done what it was asked.
+    pub(crate) fn engine_done(&mut self, context: ContextId, output: Output<P>) {
+        let me = self.me;
+        let Some(backward) = self.backwards.get_mut(&context) else { return };
+        backward.running = false;
+        backward.balance += output.expected as i64;
+        backward.unreached.extend(output.unreached);
+        if let Some(error) = output.error {
+            backward.fail(me, error);
+        }
+        let (number, mode, failed) = (backward.number, backward.mode, backward.failed.is_some());
+        if !failed {
+            backward.outstanding += output.reached.len() + output.gradients.len();
+            for crossing in output.reached {
+                self.send_part(context, number, mode, crossing.rank(), Part::Mark(crossing), P::default());
+            }
+            for (crossing, gradients) in output.gradients {
+                self.send_part(context, number, mode, crossing.rank(), Part::Gradient(crossing), gradients);
+            }
+        }
+        self.pump(context);
+        self.settle_local();
+    }
+
+    /// A part that this rank sent was answered.
+    pub(super) fn backward_answered(&mut self, context: ContextId, from: u32, answer: Answer, outcome: Result<(), Error>) {
+        let Some(backward) = self.backwards.get_mut(&context) else { return };
+        backward.outstanding -= 1;
+        backward.balance += answer.balance;
+        backward.unreached.extend(answer.unreached);
+        if answer.engaged {
+            backward.children.insert(from);
+        }
+        if let Err(error) = outcome {
+            backward.fail(answer.failed_rank.unwrap_or(from), error);
+        }
+        self.pump(context);
+    }
+
+    /// The context was released on this rank while a backward was under way (its home gave up waiting).
+    pub(super) fn backward_released(&mut self, context: ContextId) {
+        if let Some(backward) = self.backwards.remove(&context) {
+            let gone = self.contexts.gone("backward", context);
+            if let Some(task) = backward.parent {
+                self.answer(task, Answer::default(), Err(gone));
+            } else if backward.root {
+                self.actions.push(Action::BackwardDone { context, result: Err(gone) });
+            }
+        }
+    }
+
+    fn send_part(&mut self, context: ContextId, backward: u32, mode: Mode, to: u32, part: Part, payload: P) {
+        self.issue(to, Op::Backward { context, backward, mode, part }, Vec::new(), payload, Origin::Backward(context));
+    }
+
+    /// Lets the engine do what has gathered; when nothing is left to do or to wait for, ends the round.
+    fn pump(&mut self, context: ContextId) {
+        let Some(backward) = self.backwards.get_mut(&context) else { return };
+        if backward.running {
+            return;
+        }
+        if backward.failed.is_some() && !matches!(backward.phase, Phase::Settling { .. }) {
+            backward.inbox.clear();
+        }
+        if !backward.inbox.is_empty() {
+            backward.running = true;
+            let inputs = std::mem::take(&mut backward.inbox);
+            self.actions.push(Action::Engine { context, inputs });
+        } else if backward.outstanding == 0 {
+            self.idle(context);
+        }
+    }
+
+    fn idle(&mut self, context: ContextId) {
+        let Some(backward) = self.backwards.get_mut(&context) else { return };
+        match (backward.parent.take(), backward.phase) {
+            (Some(task), phase) => {
+                let answer = Answer {
+                    engaged: std::mem::take(&mut backward.first),
+                    balance: std::mem::take(&mut backward.balance),
+                    unreached: std::mem::take(&mut backward.unreached),
+                    failed_rank: backward.failed.as_ref().map(|f| f.0),
+                    ..Answer::default()
+                };
+                let settled = matches!(phase, Phase::Settling { .. });
+                let outcome = match &backward.failed {
+                    Some((_, error)) if !settled => Err(error.clone()),
+                    _ => Ok(()),
+                };
+                if settled {
+                    self.backwards.remove(&context);
+                }
+                self.answer(task, answer, outcome);
+            }
+            (None, _) if !backward.root => {}
+            (None, Phase::Marking) if backward.failed.is_none() => {
+                backward.phase = Phase::Flowing;
+                backward.inbox.push(Input::SeedRoots);
+                self.pump(context);
+            }
+            (None, Phase::Settling { commit }) => self.finish_backward(context, commit),
+            (None, _) => {
+                let commit = backward.failed.is_none() && backward.balance == 0;
+                self.settle(context, commit, None);
+            }
+        }
+    }
+
+    fn settle(&mut self, context: ContextId, commit: bool, parent: Option<TaskId>) {
+        let Some(backward) = self.backwards.get_mut(&context) else { return };
+        backward.phase = Phase::Settling { commit };
+        backward.parent = parent;
+        backward.inbox = vec![if commit { Input::Commit } else { Input::Abort }];
+        let (number, mode) = (backward.number, backward.mode);
+        let children: Vec<u32> = backward.children.iter().copied().collect();
+        backward.outstanding += children.len();
+        for child in children {
+            self.send_part(context, number, mode, child, if commit { Part::Commit } else { Part::Abort }, P::default());
+        }
+        self.pump(context);
+    }
+
+    fn finish_backward(&mut self, context: ContextId, commit: bool) {
+        let Some(backward) = self.backwards.remove(&context) else { return };
+        let result = match backward.failed {
+            Some((rank, source)) => {
+                Err(ErrorKind::Backward { context: context.to_string(), backward: backward.number, rank, source }.into())
+            }
+            None if commit => Ok(()),
+            None => {
+                let mut calls = backward.unreached;
+                calls.sort();
+                Err(ErrorKind::UnreachedCalls { calls }.into())
+            }
+        };
+        self.actions.push(Action::BackwardDone { context, result });
+    }
+}

@@ -1,0 +1,115 @@
+//! Which contexts this rank knows, through whom, and who knows them through it.
+
+use std::collections::{BTreeSet, HashMap};
+
+use super::ids::ContextId;
+use crate::{Error, ErrorKind};
+
+#[derive(Debug, Default)]
+struct Context {
+    /// Ranks that met the context through this one; release travels to them.
+    children: BTreeSet<u32>,
+}
+
+/// Contexts of one home that were released, as this rank knows it.
+#[derive(Debug, Default)]
+struct Released {
+    /// All below.
+    low: u64,
+    above: BTreeSet<u64>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Contexts {
+    me: u32,
+    next: u64,
+    live: HashMap<ContextId, Context>,
+    released: HashMap<u32, Released>,
+    /// Sequences of this rank's own contexts that are alive.
+    own: BTreeSet<u64>,
+}
+
+impl Contexts {
+    pub(crate) fn new(me: u32) -> Self {
+        Contexts { me, next: 1, live: HashMap::new(), released: HashMap::new(), own: BTreeSet::new() }
+    }
+
+    /// A new context of this rank.
+    pub(crate) fn open(&mut self) -> ContextId {
+        let id = ContextId::new(self.me, self.next);
+        self.next += 1;
+        self.own.insert(id.sequence());
+        self.live.insert(id, Context::default());
+        id
+    }
+
+    /// Every context of this rank below this sequence was released.
+    pub(crate) fn low(&self) -> u64 {
+        self.own.first().copied().unwrap_or(self.next)
+    }
+
+    pub(crate) fn is_live(&self, id: ContextId) -> bool {
+        self.live.contains_key(&id)
+    }
+
+    pub(crate) fn is_released(&self, id: ContextId) -> bool {
+        if id.rank() == self.me {
+            return !self.live.contains_key(&id) && id.sequence() < self.next;
+        }
+        self.released.get(&id.rank()).is_some_and(|r| id.sequence() < r.low || r.above.contains(&id.sequence()))
+    }
+
+    /// A message of this context has arrived; true if it is new here.
+    pub(crate) fn meet(&mut self, id: ContextId) -> Result<bool, Error> {
+        if self.live.contains_key(&id) {
+            return Ok(false);
+        }
+        if self.is_released(id) || id.rank() == self.me {
+            return Err(self.gone("call", id));
+        }
+        self.live.insert(id, Context::default());
+        Ok(true)
+    }
+
+    /// A rank met the context through this one. False if the context is gone here, so that the release must follow it.
+    pub(crate) fn adopt(&mut self, id: ContextId, child: u32) -> bool {
+        match self.live.get_mut(&id) {
+            Some(context) => {
+                if child != self.me {
+                    context.children.insert(child);
+                }
+                true
+            }
+            None => child == self.me,
+        }
+    }
+
+    /// Forgets a context; returns the ranks that must hear of it. None if it was gone already.
+    pub(crate) fn release(&mut self, id: ContextId, low: u64) -> Option<BTreeSet<u32>> {
+        let context = self.live.remove(&id);
+        if id.rank() == self.me {
+            self.own.remove(&id.sequence());
+        } else {
+            let released = self.released.entry(id.rank()).or_default();
+            released.low = released.low.max(low);
+            if id.sequence() >= released.low {
+                released.above.insert(id.sequence());
+            }
+            released.above = released.above.split_off(&released.low);
+        }
+        context.map(|c| c.children)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.live.len()
+    }
+
+    /// The error for a context that isn't here.
+    pub(crate) fn gone(&self, operation: &str, id: ContextId) -> Error {
+        if self.is_released(id) {
+            ErrorKind::ContextReleased { operation: operation.into(), context: id.to_string() }.into()
+        } else {
+            ErrorKind::NoContext { operation: operation.into(), rank: self.me, context: id.to_string() }.into()
+        }
+    }
+}
