@@ -412,7 +412,7 @@ impl<V: Clone, P: Default> Rank<V, P> {
 
     fn handle(&mut self, from: u32, message: Message, payload: P) {
         match message {
-            Message::Request { id, op, refs } => self.arrive(TaskId { from, request: id }, op, refs, payload),
+            Message::Request { id, op, refs } => self.arrive(TaskId { from, request: id }, op, refs, payload, None),
             Message::Reply { id, answer, outcome, refs } => self.answered(from, id, answer, outcome, refs, payload),
             Message::Confirm { id } => {
                 for pin in self.reply_pins.remove(&TaskId { from, request: id }).unwrap_or_default() {
@@ -466,7 +466,14 @@ impl<V: Clone, P: Default> Rank<V, P> {
 
     // ---- requests of others --------------------------------------------------------------------------------------
 
-    fn arrive(&mut self, task: TaskId, op: Op, refs: Vec<RefId>, payload: P) {
+    /// A request has arrived whose tensors the driver refused.
+    pub(crate) fn refuse_request(&mut self, from: u32, id: RequestId, op: Op, refs: Vec<RefId>, error: Error) {
+        self.received += 1;
+        self.arrive(TaskId { from, request: id }, op, refs, P::default(), Some(error));
+        self.settle_local();
+    }
+
+    fn arrive(&mut self, task: TaskId, op: Op, refs: Vec<RefId>, payload: P, refused: Option<Error>) {
         let mut unconfirmed = 0;
         for &id in &refs {
             if self.refs.receive(id, task.from) {
@@ -491,7 +498,7 @@ impl<V: Clone, P: Default> Rank<V, P> {
             unconfirmed,
         };
         self.incoming.insert(task, incoming);
-        if let Err(error) = met {
+        if let Some(error) = met.err().or(refused) {
             return self.refuse(task, error, refs);
         }
         let mut waits = 0;

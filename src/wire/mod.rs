@@ -1,1 +1,189 @@
-//! (room under construction)
+//! What travels beside a message: bytes, and tensors out of band.
+//!
+//! Values are encoded with serde and postcard. While that happens, an encoder is set for the thread: tensors leave their storage with it
+//! and write only their place, references leave their id. Decoding is the mirror image, and trusts nothing that it reads.
+
+mod gradients;
+mod tensor;
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::autograd::{Edge, Node};
+use crate::protocol::{CrossingId, Message, RefId};
+use crate::tensor::{DType, Data};
+use crate::{Error, ErrorKind, Result};
+
+pub(crate) use gradients::{decode_gradients, encode_gradients};
+
+/// Number of this encoding; ranks that speak different ones are refused at start.
+pub(crate) const VERSION: u32 = 1;
+
+/// Keeps a reference alive; the rooms above know what it is.
+pub(crate) type Handle = Arc<dyn Any + Send + Sync>;
+
+/// What travels beside a message.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Payload {
+    pub bytes: Vec<u8>,
+    pub segments: Vec<Data>,
+    /// Segments that are tensors with a gradient, in the order of their crossing's slots.
+    pub slots: Vec<u32>,
+}
+
+impl Payload {
+    /// Size in bytes, as windows count it.
+    pub(crate) fn size(&self) -> usize {
+        self.bytes.len() + self.segments.iter().map(Data::bytes).sum::<usize>()
+    }
+}
+
+/// The result of encoding.
+#[derive(Debug, Default)]
+pub(crate) struct Encoded {
+    pub payload: Payload,
+    pub refs: Vec<RefId>,
+    /// Alive until the message has gone.
+    pub handles: Vec<Handle>,
+    /// Where the gradients of the slots go.
+    pub edges: Vec<Option<Edge>>,
+}
+
+#[derive(Debug, Default)]
+struct Encoder {
+    encoded: Encoded,
+    record: bool,
+}
+
+struct Decoder {
+    segments: Vec<Data>,
+    slots: Vec<u32>,
+    node: Option<Arc<Node>>,
+    handles: Vec<(RefId, Handle)>,
+}
+
+thread_local! {
+    static ENCODER: RefCell<Option<Encoder>> = const { RefCell::new(None) };
+    static DECODER: RefCell<Option<Decoder>> = const { RefCell::new(None) };
+}
+
+/// Encodes with `write`. With `record`, tensors that require a gradient become slots.
+pub(crate) fn encode(record: bool, write: impl FnOnce(&mut Vec<u8>) -> Result<()>) -> Result<Encoded> {
+    let outer = ENCODER.replace(Some(Encoder { record, ..Encoder::default() }));
+    let mut bytes = Vec::new();
+    let written = write(&mut bytes);
+    let encoder = ENCODER.replace(outer);
+    written?;
+    let mut encoded = encoder.unwrap_or_default().encoded;
+    encoded.payload.bytes = bytes;
+    Ok(encoded)
+}
+
+/// Appends one value.
+pub(crate) fn write<T: Serialize + ?Sized>(value: &T, bytes: &mut Vec<u8>) -> Result<()> {
+    let taken = std::mem::take(bytes);
+    *bytes = postcard::to_extend(value, taken).map_err(|e| refused("a value", e))?;
+    Ok(())
+}
+
+/// A payload that has arrived, with what keeps its references alive.
+#[derive(Clone, Default)]
+pub(crate) struct Delivered {
+    pub payload: Payload,
+    pub handles: Vec<(RefId, Handle)>,
+    /// The crossing that its slots belong to, if it was recorded.
+    pub crossing: Option<CrossingId>,
+}
+
+impl std::fmt::Debug for Delivered {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Delivered").field("payload", &self.payload).field("crossing", &self.crossing).finish_non_exhaustive()
+    }
+}
+
+impl Delivered {
+    /// Decodes a value. Its tensors with gradients hang on a new boundary node of the crossing.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Decode`] if the bytes are no such value.
+    pub(crate) fn decode<T: DeserializeOwned>(self) -> Result<T> {
+        let node = match self.crossing {
+            Some(crossing) if !self.payload.slots.is_empty() => Some(boundary(crossing, &self.payload)?),
+            _ => None,
+        };
+        let bytes = self.payload.bytes;
+        let decoder = Decoder { segments: self.payload.segments, slots: self.payload.slots, node, handles: self.handles };
+        let outer = DECODER.replace(Some(decoder));
+        let value = postcard::take_from_bytes::<T>(&bytes);
+        DECODER.replace(outer);
+        match value {
+            Ok((value, [])) => Ok(value),
+            Ok((_, rest)) => Err(decode_error(format!("{} bytes left over after `{}`", rest.len(), std::any::type_name::<T>()))),
+            Err(e) => Err(decode_error(format!("`{}`: {e}", std::any::type_name::<T>()))),
+        }
+    }
+}
+
+fn boundary(crossing: CrossingId, payload: &Payload) -> Result<Arc<Node>> {
+    let slots: Vec<(DType, Vec<usize>)> = payload
+        .slots
+        .iter()
+        .map(|&s| payload.segments.get(s as usize).map(|d| (d.dtype(), d.shape().to_vec())))
+        .collect::<Option<_>>()
+        .ok_or_else(|| decode_error("a slot names a segment that isn't there".into()))?;
+    if slots.iter().any(|s| !s.0.is_float()) {
+        return Err(decode_error("a slot of a dtype without gradients".into()));
+    }
+    Ok(Node::boundary(crossing.to_bits(), slots))
+}
+
+/// Encodes one value, without recording.
+pub(crate) fn encode_value<T: Serialize + ?Sized>(value: &T) -> Result<Encoded> {
+    encode(false, |bytes| write(value, bytes))
+}
+
+/// The header of a frame: message and slots, then the payload's bytes.
+pub(crate) fn header(message: &Message, payload: &mut Payload) -> Result<Vec<u8>> {
+    let head = Vec::with_capacity(64 + payload.bytes.len());
+    let mut head = postcard::to_extend(&(message, &payload.slots), head).map_err(|e| refused("a message", e))?;
+    head.append(&mut payload.bytes);
+    Ok(head)
+}
+
+/// Takes a header apart.
+///
+/// # Errors
+/// [`ErrorKind::Decode`] if it is none.
+pub(crate) fn parse_header(header: &[u8]) -> Result<(Message, Vec<u32>, Vec<u8>)> {
+    let ((message, slots), rest) = postcard::take_from_bytes(header).map_err(|e| decode_error(format!("message: {e}")))?;
+    Ok((message, slots, rest.to_vec()))
+}
+
+/// Leaves a reference with the encoder.
+pub(crate) fn put_reference(id: RefId, handle: Handle) -> bool {
+    ENCODER.with_borrow_mut(|encoder| match encoder {
+        Some(encoder) => {
+            encoder.encoded.refs.push(id);
+            encoder.encoded.handles.push(handle);
+            true
+        }
+        None => false,
+    })
+}
+
+/// Takes the handle of a reference from the decoder.
+pub(crate) fn take_reference(id: RefId) -> Option<Handle> {
+    DECODER.with_borrow(|decoder| decoder.as_ref()?.handles.iter().find(|h| h.0 == id).map(|h| h.1.clone()))
+}
+
+pub(crate) fn decode_error(what: String) -> Error {
+    ErrorKind::Decode { what }.into()
+}
+
+fn refused(what: &str, error: postcard::Error) -> Error {
+    ErrorKind::Argument { op: "encode".into(), what: format!("{what} can't be encoded: {error}; tensors and references only travel in calls") }.into()
+}

@@ -1,0 +1,156 @@
+//! Threads for user functions. The pool grows when its threads block, so that nested calls always find one, up to a limit.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// A thread without work leaves after this time.
+const KEEP: Duration = Duration::from_secs(5);
+/// A job that waits this long gets a new thread, whatever the others do.
+const PATIENCE: Duration = Duration::from_millis(5);
+
+thread_local! {
+    static ON_POOL: Cell<bool> = const { Cell::new(false) };
+}
+
+#[derive(Default)]
+struct State {
+    jobs: VecDeque<(Instant, Job)>,
+    threads: usize,
+    idle: usize,
+    blocked: usize,
+    closed: bool,
+    warned: Option<Instant>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    work: Condvar,
+    gone: Condvar,
+    base: usize,
+    limit: usize,
+    rank: u32,
+}
+
+/// The function pool of a rank.
+#[derive(Clone)]
+pub(crate) struct Pool(Arc<Shared>);
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let state = self.state();
+        f.debug_struct("Pool").field("threads", &state.threads).field("blocked", &state.blocked).field("jobs", &state.jobs.len()).finish()
+    }
+}
+
+impl Pool {
+    pub(crate) fn new(rank: u32, base: usize, limit: usize) -> Self {
+        Pool(Arc::new(Shared {
+            state: Mutex::default(),
+            work: Condvar::new(),
+            gone: Condvar::new(),
+            base: base.max(1),
+            limit: limit.max(1),
+            rank,
+        }))
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Queues a job.
+    pub(crate) fn push(&self, job: impl FnOnce() + Send + 'static) {
+        let mut state = self.state();
+        state.jobs.push_back((Instant::now(), Box::new(job)));
+        if state.idle >= state.jobs.len() {
+            self.0.work.notify_one();
+        } else if state.threads - state.blocked < self.0.base {
+            self.grow(&mut state);
+        }
+    }
+
+    /// Gives a new thread to a job that has waited too long: all others may be blocked in ways we can't see.
+    pub(crate) fn relieve(&self) {
+        let mut state = self.state();
+        if state.idle == 0 && state.jobs.front().is_some_and(|j| j.0.elapsed() > PATIENCE) {
+            self.grow(&mut state);
+        }
+    }
+
+    fn grow(&self, state: &mut State) {
+        if state.threads >= self.0.limit {
+            if state.warned.is_none_or(|t| t.elapsed() > Duration::from_secs(5)) {
+                state.warned = Some(Instant::now());
+                log::warn!(
+                    "rank {}: all {} threads of the function pool are in use ({} blocked in calls), {} functions wait; raise RANKGRAD_POOL_THREADS",
+                    self.0.rank,
+                    state.threads,
+                    state.blocked,
+                    state.jobs.len()
+                );
+            }
+            return;
+        }
+        let pool = self.clone();
+        let name = format!("rankgrad-{}-fn", self.0.rank);
+        match std::thread::Builder::new().name(name).spawn(move || pool.work()) {
+            Ok(_) => state.threads += 1,
+            Err(e) => log::error!("rank {}: no new thread for the function pool: {e}", self.0.rank),
+        }
+    }
+
+    fn work(&self) {
+        ON_POOL.set(true);
+        let mut state = self.state();
+        loop {
+            if let Some((_, job)) = state.jobs.pop_front() {
+                drop(state);
+                job();
+                state = self.state();
+                continue;
+            }
+            if state.closed {
+                break;
+            }
+            state.idle += 1;
+            let (next, timeout) = self.0.work.wait_timeout(state, KEEP).unwrap_or_else(PoisonError::into_inner);
+            state = next;
+            state.idle -= 1;
+            if timeout.timed_out() && state.jobs.is_empty() {
+                break;
+            }
+        }
+        state.threads -= 1;
+        self.0.gone.notify_all();
+    }
+
+    /// Runs `wait`, which blocks; meanwhile another thread may take this one's place.
+    pub(crate) fn blocking<R>(&self, wait: impl FnOnce() -> R) -> R {
+        if !ON_POOL.get() {
+            return wait();
+        }
+        let mut state = self.state();
+        state.blocked += 1;
+        if state.idle == 0 && !state.jobs.is_empty() {
+            self.grow(&mut state);
+        }
+        drop(state);
+        let result = wait();
+        self.state().blocked -= 1;
+        result
+    }
+
+    /// Ends all threads once the queue is empty; waits for them.
+    pub(crate) fn close(&self) {
+        let mut state = self.state();
+        state.closed = true;
+        self.0.work.notify_all();
+        while state.threads > 0 {
+            state = self.0.gone.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! Who polls, who runs, who sleeps. The essay is `README.md` beside this file.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use super::{Runtime, Todo};
+use crate::Result;
+use crate::protocol::ContextId;
+
+/// What a thread that polls may run itself. The rest goes to the pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Permission {
+    /// Nothing: there is a user's frame below, and a function on top of it could bury its wait.
+    Nothing,
+    /// The engine of this backward, which the thread waits for anyway.
+    Engine(ContextId),
+    /// Everything: no user's frame is below.
+    Everything,
+}
+
+/// How long an unfinished send keeps a thread from sleeping.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// How a thread with nothing to do rests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rest {
+    /// With the polling role in hand, so that what arrives meets no second thread.
+    Leading,
+    /// With the role left vacant for whoever waits next.
+    Vacant,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    /// The polling role.
+    taken: AtomicBool,
+    /// Threads that wait while another one polls.
+    followers: Mutex<Vec<Thread>>,
+    /// Service threads that sleep, ready to poll when a sender rings.
+    dozing: AtomicUsize,
+    standby: AtomicBool,
+}
+
+impl Progress {
+    fn take(&self) -> bool {
+        !self.taken.load(Ordering::Relaxed) && self.taken.compare_exchange(false, true, Ordering::SeqCst, Ordering::Relaxed).is_ok()
+    }
+
+    fn is_vacant(&self) -> bool {
+        !self.taken.load(Ordering::SeqCst)
+    }
+
+    fn followers(&self) -> std::sync::MutexGuard<'_, Vec<Thread>> {
+        self.followers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a turn to poll, or to be woken by the answer, no longer than `limit`.
+    fn follow(&self, limit: Duration) {
+        let me = std::thread::current();
+        self.followers().push(me.clone());
+        if !self.is_vacant() {
+            std::thread::park_timeout(limit);
+        }
+        self.followers().retain(|t| t.id() != me.id());
+    }
+}
+
+impl Runtime {
+    /// Polls, or waits while another thread does, until `done` holds or the deadline passes; says whether it holds.
+    pub(crate) fn wait_until(self: &Arc<Self>, done: &dyn Fn() -> bool, permission: Permission, deadline: Option<Instant>) -> Result<bool> {
+        if done() {
+            return Ok(true);
+        }
+        self.pool.blocking(|| self.turn(done, permission, deadline, Rest::Leading))
+    }
+
+    /// The service thread's whole life.
+    pub(super) fn serve_forever(self: &Arc<Self>) -> Result<()> {
+        self.turn(&|| self.is_stopped(), Permission::Everything, None, Rest::Vacant).map(drop)
+    }
+
+    fn turn(self: &Arc<Self>, done: &dyn Fn() -> bool, permission: Permission, deadline: Option<Instant>, rest: Rest) -> Result<bool> {
+        let (spin, tick) = (self.settings.spin(), self.settings.tick());
+        let mut leading = false;
+        let mut quiet_since: Option<Instant> = None;
+        let result = loop {
+            if done() {
+                break Ok(true);
+            }
+            let now = Instant::now();
+            if deadline.is_some_and(|d| now >= d) {
+                break Ok(false);
+            }
+            let limit = deadline.map_or(tick, |d| tick.min(d - now));
+            if !leading {
+                leading = self.progress.take();
+                if leading {
+                    self.transport.set_away(false);
+                } else if rest == Rest::Vacant {
+                    self.doze(if self.one_node { tick * 8 } else { tick });
+                    continue;
+                } else {
+                    self.progress.follow(limit);
+                    continue;
+                }
+            }
+            let (moved, todos) = match self.poll() {
+                Ok(polled) => polled,
+                Err(e) => break Err(e),
+            };
+            if let Some(mine) = self.share_out(todos, permission) {
+                self.leave();
+                self.ensure_standby();
+                leading = false;
+                if let Err(e) = self.run(mine, None) {
+                    break Err(e);
+                }
+                quiet_since = None;
+                continue;
+            }
+            if moved {
+                quiet_since = None;
+                continue;
+            }
+            if self.dedicated && rest == Rest::Vacant {
+                // Never sleeps, and stands back for whoever waits.
+                self.leave();
+                leading = false;
+                std::hint::spin_loop();
+                continue;
+            }
+            match quiet_since {
+                None => quiet_since = Some(now),
+                Some(since) if now - since < spin => std::hint::spin_loop(),
+                // MPI moves large messages only while somebody polls.
+                Some(since) if self.transport.in_flight() > 0 && now - since < PATIENCE => std::thread::yield_now(),
+                Some(_) if rest == Rest::Leading => {
+                    self.pool.relieve();
+                    self.transport.sleep(limit);
+                    if now.elapsed() < Duration::from_micros(5) {
+                        std::thread::yield_now(); // something is on the way, and not to be seen yet
+                    }
+                }
+                Some(_) => {
+                    self.pool.relieve();
+                    self.leave();
+                    leading = false;
+                    self.doze(tick);
+                    quiet_since = None;
+                }
+            }
+        };
+        if leading {
+            self.leave();
+        }
+        result
+    }
+
+    /// Leaves the polling role vacant. A thread that waits takes it; if there is none, a sender will ring, which wakes the service thread.
+    fn leave(&self) {
+        self.progress.taken.store(false, Ordering::SeqCst);
+        let follower = self.progress.followers().pop();
+        if let Some(follower) = follower {
+            follower.unpark();
+            return;
+        }
+        if self.transport.set_away(true) && !self.is_stopped() {
+            self.transport.wake();
+        }
+    }
+
+    /// Picks what this thread runs itself; hands the rest to the pool.
+    fn share_out(self: &Arc<Self>, todos: Vec<Todo>, permission: Permission) -> Option<Todo> {
+        let mut mine = None;
+        let only = todos.len() == 1;
+        for todo in todos {
+            let allowed = match (permission, &todo) {
+                (_, Todo::OnMain { .. }) => {
+                    self.push_main(todo);
+                    continue;
+                }
+                (Permission::Everything, Todo::Task { heavy, .. }) => only && !heavy,
+                (Permission::Everything, Todo::Engine { .. }) => only,
+                (Permission::Engine(mine), Todo::Engine { context, .. }) => mine == *context,
+                _ => false,
+            };
+            if allowed && mine.is_none() {
+                mine = Some(todo);
+            } else {
+                self.push_to_pool(todo);
+            }
+        }
+        mine
+    }
+
+    fn doze(&self, limit: Duration) {
+        self.progress.dozing.fetch_add(1, Ordering::SeqCst);
+        self.transport.doze(limit);
+        self.progress.dozing.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// The service thread is about to run a function: if no other thread would hear a sender ring meanwhile, starts one that does.
+    fn ensure_standby(self: &Arc<Self>) {
+        if self.progress.dozing.load(Ordering::SeqCst) == 0 && !self.progress.standby.swap(true, Ordering::SeqCst) {
+            self.spawn_service("standby");
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Where an answer is put for the thread that waits for it, or for a callback.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::Thread;
+use std::time::Instant;
+
+use crate::protocol::{Answer, Status};
+use crate::wire::Delivered;
+use crate::{Error, Result};
+
+/// What a request came to.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    pub answer: Answer,
+    pub outcome: Result<Delivered>,
+}
+
+impl Reply {
+    pub(crate) fn failed(error: Error) -> Self {
+        Reply { answer: Answer::default(), outcome: Err(error) }
+    }
+}
+
+type Callback = Box<dyn FnOnce(Reply) + Send>;
+
+#[derive(Default)]
+struct State {
+    reply: Option<Reply>,
+    waiter: Option<Thread>,
+    callback: Option<Callback>,
+    status: Option<(Status, Instant)>,
+}
+
+/// One answer, once.
+#[derive(Default)]
+pub(crate) struct Slot {
+    done: AtomicBool,
+    state: Mutex<State>,
+}
+
+impl std::fmt::Debug for Slot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Slot").field("done", &self.is_done()).finish_non_exhaustive()
+    }
+}
+
+impl Slot {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.done.load(Ordering::Acquire)
+    }
+
+    /// Puts the answer in; returns the callback to run with it, if there is one.
+    pub(crate) fn complete(&self, reply: Reply) -> Option<(Callback, Reply)> {
+        let mut state = self.state();
+        self.done.store(true, Ordering::Release);
+        if let Some(callback) = state.callback.take() {
+            return Some((callback, reply));
+        }
+        state.reply = Some(reply);
+        if let Some(waiter) = state.waiter.take()
+            && waiter.id() != std::thread::current().id()
+        {
+            waiter.unpark();
+        }
+        None
+    }
+
+    /// Takes the answer.
+    pub(crate) fn take(&self) -> Option<Reply> {
+        self.state().reply.take()
+    }
+
+    /// The current thread is to be woken when the answer comes.
+    pub(crate) fn wait_here(&self) {
+        self.state().waiter = Some(std::thread::current());
+    }
+
+    /// Sets a callback; gives it back with the answer if that is here already.
+    pub(crate) fn on_complete(&self, callback: Callback) -> Option<(Callback, Reply)> {
+        let mut state = self.state();
+        if let Some(reply) = state.reply.take() {
+            return Some((callback, reply));
+        }
+        state.callback = Some(callback);
+        None
+    }
+
+    /// The receiver has said how the request fares.
+    pub(crate) fn report(&self, status: Status) {
+        self.state().status = Some((status, Instant::now()));
+    }
+
+    /// The last such word.
+    pub(crate) fn status(&self) -> Option<(Status, Instant)> {
+        self.state().status
+    }
+}

@@ -1,0 +1,46 @@
+//! Tensors in messages: the storage travels as a segment, the message holds its place.
+
+use serde::de::Error as _;
+use serde::ser::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::{DECODER, ENCODER};
+use crate::autograd::Edge;
+use crate::tensor::Tensor;
+
+/// As an argument or a result of a call. The shape, the dtype and, in a recorded call, whether a gradient is required travel along.
+impl Serialize for Tensor {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let place = ENCODER.with_borrow_mut(|encoder| {
+            let encoder = encoder.as_mut()?;
+            let place = encoder.encoded.payload.segments.len() as u32;
+            if encoder.record
+                && let Some(edge) = self.edge()
+            {
+                encoder.encoded.payload.slots.push(place);
+                encoder.encoded.edges.push(Some(edge));
+            }
+            encoder.encoded.payload.segments.push(self.data());
+            Some(place)
+        });
+        match place {
+            Some(place) => place.serialize(serializer),
+            None => Err(S::Error::custom("a tensor can be serialised only as an argument or a result of a call")),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Tensor {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let place = u32::deserialize(deserializer)?;
+        DECODER.with_borrow(|decoder| {
+            let decoder = decoder.as_ref().ok_or_else(|| D::Error::custom("a tensor can be deserialised only from a call"))?;
+            let data = decoder.segments.get(place as usize).ok_or_else(|| D::Error::custom("no such segment"))?.clone();
+            let slot = decoder.slots.iter().position(|&s| s == place);
+            Ok(match (slot, &decoder.node) {
+                (Some(slot), Some(node)) => Tensor::with_edge(data, Edge::new(node.clone(), slot)),
+                _ => Tensor::from_data(data),
+            })
+        })
+    }
+}
