@@ -278,7 +278,7 @@ fn bytes(text: &str) -> Option<usize> {
 }
 
 fn bytes_text(bytes: usize) -> String {
-    match UNITS.iter().find(|(_, unit)| bytes > 0 && bytes % unit == 0) {
+    match UNITS.iter().find(|(_, unit)| bytes > 0 && bytes.is_multiple_of(*unit)) {
         Some((suffix, unit)) => format!("{}{suffix}", bytes / unit),
         None => bytes.to_string(),
     }
