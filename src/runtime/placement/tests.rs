@@ -54,7 +54,7 @@ fn dedicated_is_refused_with_the_reason() {
         reason.contains("second core") && reason.contains("2 of the node's 2 cores") && reason.contains("2 ranks"),
         "{reason}"
     );
-    assert_eq!(plan(&machine(2, 0..1, 0), Progress::Dedicated, 1, 0).dedicated, false);
+    assert!(!plan(&machine(2, 0..1, 0), Progress::Dedicated, 1, 0).dedicated);
 }
 
 #[test]
