@@ -1,0 +1,29 @@
+# make demo    trains a network on handwritten digits over 4 ranks
+# make test    checks everything, under each MPI there is
+# make setup   installs what is missing (Debian, Ubuntu), or says how
+# make lint    formatting and clippy
+# make doc     the documentation, in target/doc
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.PHONY: demo test setup lint doc
+
+# Both MPIs may be installed: the build and the launcher must mean the same one.
+CHOOSE := source scripts/mpi; export MPI=$$(mpi_kinds | head -n 1) OPENBLAS_NUM_THREADS=1; export MPICC=$$(mpi_tool mpicc $$MPI);
+
+demo:
+	@scripts/setup --quiet
+	@$(CHOOSE) cargo build --release --example digits && scripts/mpirun -n 4 target/release/examples/digits
+
+test:
+	@scripts/setup --quiet --tests
+	@scripts/test
+
+setup:
+	@scripts/setup --tests
+
+lint:
+	@$(CHOOSE) cargo fmt --check && cargo clippy --all-targets -- -D warnings
+
+doc:
+	@$(CHOOSE) RUSTDOCFLAGS="-D warnings" cargo doc --no-deps

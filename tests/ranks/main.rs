@@ -1,0 +1,28 @@
+//! Tests on several MPI ranks: `cargo test --test ranks -- [FILTER] [--ranks N] [--list]`.
+//!
+//! Without `RANKS_CASE` this is the driver. It launches itself under `scripts/mpirun` for each case and each number of ranks, one
+//! after the other, kills what overruns its time limit, and ends with a line `N passed, M failed`. With `RANKS_CASE` it is a rank and
+//! runs the case's function on its main thread. `MPI=openmpi` or `MPI=mpich` chooses the launcher; it must be the MPI of the build.
+//!
+//! A new topic is a module beside this file with a `CASES` of its own, listed in [`TOPICS`].
+
+#![allow(unreachable_pub, reason = "a test has no other users than itself")]
+
+mod case;
+mod driver;
+mod launch;
+mod selftest;
+
+use std::process::ExitCode;
+
+use case::Case;
+
+/// The cases of each topic.
+const TOPICS: &[&[Case]] = &[selftest::CASES];
+
+fn main() -> ExitCode {
+    match std::env::var(launch::CASE) {
+        Ok(name) => case::run_rank(&name, TOPICS.iter().copied().chain([selftest::HELPERS]).flatten()),
+        Err(_) => driver::run(TOPICS.iter().copied().flatten()),
+    }
+}
