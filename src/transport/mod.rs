@@ -8,11 +8,75 @@
 //! - [`Transport::poll`] makes progress on everything: receives, sends under way, transfers announced.
 //! - Every sleeper is woken by what is sent to it ([`Transport::sleep`]), and no wake-up is lost.
 //! - Any method may be called from any thread.
+//!
+//! Two back ends keep it: [`mpi`], and [`local`] (ranks as threads of one process).
+
+mod doorbell;
+pub mod local;
+pub mod mpi;
+mod pool;
+mod segment;
 
 use std::time::Duration;
 
-use crate::Result;
 use crate::tensor::Data;
+use crate::{ErrorKind, Result};
+
+/// Sizes that a back end works with. Local: each rank has its own, but `eager_limit` and `chunk_limit` must be the same on all ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settings {
+    /// Largest frame in bytes, headers included, that travels as one message; size of an inbox slot. 64 to 2^30.
+    pub eager_limit: usize,
+    /// Largest piece in bytes in which a segment travels. 1 to `i32::MAX`.
+    pub chunk_limit: usize,
+    /// Largest sum of a frame's segments, and largest header, in bytes, that this rank receives.
+    pub message_limit: u64,
+    /// How many large frames this rank receives at the same time; one tag each. 1 to 32,766.
+    pub segment_tags: u16,
+    /// Receives posted ahead in the inbox. At least 1.
+    pub ring: usize,
+    /// Bound in bytes on the memory that is kept for large segments to come.
+    pub pool_bytes: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            eager_limit: 4_000,
+            chunk_limit: 1 << 30,
+            message_limit: 16 << 30,
+            segment_tags: 1_024,
+            ring: 16,
+            pool_bytes: 256 << 20,
+        }
+    }
+}
+
+impl Settings {
+    /// Says whether every size lies within its bounds. Local.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Setting`] names the first that doesn't, and its bounds.
+    pub fn check(&self) -> Result<()> {
+        let rules = [
+            ("eager_limit", self.eager_limit as u64, 64, 1 << 30),
+            ("chunk_limit", self.chunk_limit as u64, 1, i32::MAX as u64),
+            ("segment_tags", self.segment_tags.into(), 1, 32_766),
+            ("ring", self.ring as u64, 1, 65_536),
+        ];
+        for (name, value, least, most) in rules {
+            if !(least..=most).contains(&value) {
+                return Err(ErrorKind::Setting {
+                    name: name.into(),
+                    value: value.to_string(),
+                    expected: format!("{least} to {most}"),
+                }
+                .into());
+            }
+        }
+        Ok(())
+    }
+}
 
 /// A message: a small header, and arrays sent beside it without a copy of ours.
 #[derive(Debug, Clone, Default)]
@@ -23,6 +87,33 @@ pub struct Frame {
     pub segments: Vec<Data>,
 }
 
+impl Frame {
+    /// Size of all segments in bytes.
+    pub fn segment_bytes(&self) -> u64 {
+        self.segments.iter().map(|segment| segment.bytes() as u64).sum()
+    }
+
+    /// What a receiver with this limit gets.
+    pub(crate) fn within(self, limit: u64) -> Delivery {
+        let bytes = self.segment_bytes();
+        if self.header.len() as u64 > limit {
+            Delivery::Refused {
+                header: Vec::new(),
+                bytes,
+                limit,
+            }
+        } else if bytes > limit {
+            Delivery::Refused {
+                header: self.header,
+                bytes,
+                limit,
+            }
+        } else {
+            Delivery::Frame(self)
+        }
+    }
+}
+
 /// What arrives.
 #[derive(Debug)]
 pub enum Delivery {
@@ -30,7 +121,7 @@ pub enum Delivery {
     Frame(Frame),
     /// The header of a frame whose segments were over the limit, and were refused.
     Refused {
-        /// Encoded header.
+        /// Encoded header; empty if it was itself over the limit.
         header: Vec<u8>,
         /// Size of the segments in bytes.
         bytes: u64,
@@ -69,17 +160,20 @@ pub trait Transport: Send + Sync + std::fmt::Debug {
     fn in_flight(&self) -> usize;
 
     /// Sleeps until something was sent to this rank since the last poll, [`wake`](Self::wake) was called, or the limit passed.
-    /// Senders see that this rank is asleep. Only the holder of the polling role may call it.
+    /// Senders see that this rank is asleep. Only the holder of the polling role may call it. While sends or receives are under
+    /// way the sleep is short, whatever the limit, as they need polling to end. Senders on other nodes can't ring: the limit bounds how late
+    /// their messages are seen.
     fn sleep(&self, limit: Duration);
 
     /// Tells senders that nobody polls here for now (a user function runs, or the polling role lies vacant), or that
     /// somebody does again. A sender that finds the rank so wakes its sleeper. True if something has arrived already.
     fn set_away(&self, away: bool) -> bool;
 
-    /// Sleeps as [`sleep`](Self::sleep) does, without taking part in polling: until a sender rings, or the limit passed.
+    /// Sleeps without taking part in polling: until a sender finds this rank away and rings, [`wake`](Self::wake) was called, or the
+    /// limit passed. A ring since the last `doze` returned ends this one at once, so none is missed between two of them.
     fn doze(&self, limit: Duration);
 
-    /// Wakes whoever is in [`sleep`](Self::sleep) or [`doze`](Self::doze) on this rank.
+    /// Wakes whoever is in [`sleep`](Self::sleep) or [`doze`](Self::doze) on this rank. If nobody is, the next one of each returns at once.
     fn wake(&self);
 
     /// What this rank has sent so far.
