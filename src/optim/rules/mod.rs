@@ -1,0 +1,7 @@
+//! The rules, one a file.
+
+mod adam;
+mod sgd;
+
+pub use adam::Adam;
+pub use sgd::Sgd;
