@@ -43,7 +43,10 @@ pub struct Descent<T> {
 impl<T: Float> Descent<T> {
     /// With an L2 penalty; none when `weight_decay` is 0, so that infinite parameters don't turn into NaN.
     pub fn new(maximize: bool, weight_decay: f64) -> Self {
-        Self { sign: if maximize { -T::ONE } else { T::ONE }, decay: (weight_decay != 0.0).then(|| T::of(weight_decay)) }
+        Self {
+            sign: if maximize { -T::ONE } else { T::ONE },
+            decay: (weight_decay != 0.0).then(|| T::of(weight_decay)),
+        }
     }
 
     /// The gradient to descend along.
@@ -60,7 +63,11 @@ impl<T: Float> Descent<T> {
 /// Linear interpolation from `a` (weight 0) to `b` (weight 1), computed from the nearer end as torch does.
 #[inline(always)]
 pub fn lerp<T: Float>(a: T, b: T, weight: T) -> T {
-    if weight.abs() < T::of(0.5) { a + weight * (b - a) } else { b - (b - a) * (T::ONE - weight) }
+    if weight.abs() < T::of(0.5) {
+        a + weight * (b - a)
+    } else {
+        b - (b - a) * (T::ONE - weight)
+    }
 }
 
 /// The larger of two numbers; NaN if either is.
@@ -106,25 +113,30 @@ const BLOCK: usize = 4096;
 /// Partial sums within a block.
 const LANES: usize = 8;
 
-/// Sum of squares in `f64`, with one fixed shape of the sum: blocks of 4,096 elements, eight partial sums in each.
-pub fn sum_squares<T: Float>(x: &[T]) -> f64 {
-    let square = |x: T| x.wide() * x.wide();
-    let block = |block: &[T]| {
+/// Sum of `term(0)` to `term(n - 1)` in one fixed shape: blocks of 4,096 terms, eight partial sums in each.
+pub fn sum(n: usize, term: impl Fn(usize) -> f64) -> f64 {
+    let block = |start: usize| {
+        let end = n.min(start + BLOCK);
         let mut lanes = [0.0; LANES];
-        let rows = block.chunks_exact(LANES);
-        let rest = rows.remainder();
-        for row in rows {
-            for (lane, &x) in lanes.iter_mut().zip(row) {
-                *lane += square(x);
+        let mut i = start;
+        while i + LANES <= end {
+            for (lane, i) in lanes.iter_mut().zip(i..) {
+                *lane += term(i);
             }
+            i += LANES;
         }
-        for (lane, &x) in lanes.iter_mut().zip(rest) {
-            *lane += square(x);
+        for (lane, i) in lanes.iter_mut().zip(i..end) {
+            *lane += term(i);
         }
         let [a, b, c, d, e, f, g, h] = lanes;
         ((a + b) + (c + d)) + ((e + f) + (g + h))
     };
-    x.chunks(BLOCK).map(block).fold(0.0, |sum, block| sum + block)
+    (0..n).step_by(BLOCK).map(block).fold(0.0, |sum, block| sum + block)
+}
+
+/// Sum of squares in `f64`, in the shape of [`sum`].
+pub fn sum_squares<T: Float>(x: &[T]) -> f64 {
+    sum(x.len(), |i| x[i].wide() * x[i].wide())
 }
 
 #[cfg(test)]

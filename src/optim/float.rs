@@ -1,6 +1,8 @@
 //! The two element types that update rules work on.
 
-use std::ops::{Add, Div, Mul, Neg, Sub};
+use std::ops::Neg;
+
+use ndarray::LinalgScalar;
 
 use crate::tensor::Element;
 
@@ -8,7 +10,7 @@ use crate::tensor::Element;
 ///
 /// Only operations that IEEE 754 defines to the bit are here, so a rule written with them gives the same bits on every
 /// instruction set. Coefficients are computed in `f64` and rounded once by [`Float::of`].
-pub trait Float: Element + Default + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self> + Neg<Output = Self> {
+pub trait Float: Element + LinalgScalar + Default + Neg<Output = Self> {
     /// Zero.
     const ZERO: Self;
     /// One.

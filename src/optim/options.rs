@@ -106,6 +106,11 @@ impl Check {
     /// [`ErrorKind::OptionValue`].
     pub fn betas(self, betas: (f64, f64)) -> Result<()> {
         let fits = |beta: f64| (0.0..1.0).contains(&beta);
-        self.that(fits(betas.0) && fits(betas.1), "betas", betas, "two numbers that are at least 0 and below 1")
+        self.that(
+            fits(betas.0) && fits(betas.1),
+            "betas",
+            betas,
+            "two numbers that are at least 0 and below 1",
+        )
     }
 }

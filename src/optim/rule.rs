@@ -24,7 +24,11 @@ impl StateArray {
 
     /// An array of one value.
     pub fn filled(name: &'static str, shape: &[usize], fill: f64) -> Self {
-        Self { name, shape: shape.to_vec(), fill }
+        Self {
+            name,
+            shape: shape.to_vec(),
+            fill,
+        }
     }
 }
 
@@ -84,7 +88,11 @@ pub trait Rule: Clone + Default + PartialEq + std::fmt::Debug + Serialize + Dese
     /// # Errors
     /// Why it doesn't take them, and what does.
     fn form(&self, sparse: bool) -> Result<Form, &'static str> {
-        if sparse { Err("its gradient is sparse; SGD, Adagrad and SparseAdam take such, or make it dense") } else { Ok(Form::Dense) }
+        if sparse {
+            Err("its gradient is sparse; SGD, Adagrad and SparseAdam take such, or make it dense")
+        } else {
+            Ok(Form::Dense)
+        }
     }
 
     /// Whether it takes parameters of this shape.

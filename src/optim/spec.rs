@@ -131,7 +131,10 @@ mod tests {
 
     #[test]
     fn specs_survive_both_kinds_of_formats() {
-        for spec in [OptimizerSpec::from(Adam::new(0.1 + 0.2).betas(0.8, 1.0 / 3.0)), Sgd::new(1e-300).nesterov(true).momentum(0.1).into()] {
+        for spec in [
+            OptimizerSpec::from(Adam::new(0.1 + 0.2).betas(0.8, 1.0 / 3.0)),
+            Sgd::new(1e-300).nesterov(true).momentum(0.1).into(),
+        ] {
             let bytes = postcard::to_stdvec(&spec).unwrap();
             assert_eq!(postcard::from_bytes::<OptimizerSpec>(&bytes).unwrap(), spec);
             let text = serde_json::to_string(&spec).unwrap();
@@ -139,7 +142,10 @@ mod tests {
         }
         // Infinite rates are torch's to allow; bytes carry them.
         let endless = OptimizerSpec::from(Sgd::new(f64::INFINITY));
-        assert_eq!(postcard::from_bytes::<OptimizerSpec>(&postcard::to_stdvec(&endless).unwrap()).unwrap(), endless);
+        assert_eq!(
+            postcard::from_bytes::<OptimizerSpec>(&postcard::to_stdvec(&endless).unwrap()).unwrap(),
+            endless
+        );
     }
 
     #[test]

@@ -26,7 +26,10 @@ struct Named {
 impl ParameterState {
     /// A state from its parts, to be checked and loaded by `Optimizer::load_state`.
     pub fn from_parts(scalars: Vec<(String, f64)>, arrays: Vec<(String, Data)>) -> Self {
-        Self { scalars, arrays: arrays.into_iter().map(|(name, data)| Named { name, data, fresh: false }).collect() }
+        Self {
+            scalars,
+            arrays: arrays.into_iter().map(|(name, data)| Named { name, data, fresh: false }).collect(),
+        }
     }
 
     /// The numbers, such as `step`.
@@ -49,6 +52,11 @@ impl ParameterState {
         self.arrays().find(|(n, _)| *n == name).map(|(_, data)| data)
     }
 
+    /// Whether no update has used any of it.
+    pub(super) fn is_unused(&self) -> bool {
+        self.scalars.iter().all(|&(_, value)| value == 0.0) && self.arrays.iter().all(|a| a.fresh)
+    }
+
     /// Adds what a rule keeps and isn't there yet. After it an update allocates no state.
     pub(super) fn prepare(&mut self, scalars: &[(&str, f64)], arrays: Vec<StateArray>, dtype: DType) {
         for &(name, value) in scalars {
@@ -58,7 +66,11 @@ impl ParameterState {
         }
         for array in arrays {
             if !self.arrays.iter().any(|a| a.name == array.name) {
-                self.arrays.push(Named { name: array.name.into(), data: filled(dtype, &array), fresh: true });
+                self.arrays.push(Named {
+                    name: array.name.into(),
+                    data: filled(dtype, &array),
+                    fresh: true,
+                });
             }
         }
     }
@@ -75,7 +87,12 @@ impl ParameterState {
             match arrays.iter().find(|a| a.name == name) {
                 None => return argument(format!("no array `{name}` in the state of this rule under these options")),
                 Some(a) if a.shape != data.shape() || dtype != data.dtype() => {
-                    return argument(format!("`{name}` is {} {:?} and must be {dtype} {:?}", data.dtype(), data.shape(), a.shape));
+                    return argument(format!(
+                        "`{name}` is {} {:?} and must be {dtype} {:?}",
+                        data.dtype(),
+                        data.shape(),
+                        a.shape
+                    ));
                 }
                 Some(_) => {}
             }
@@ -101,7 +118,11 @@ pub struct StateView<'a, T> {
 
 impl<'a, T: Float> StateView<'a, T> {
     pub(super) fn new(state: &'a mut ParameterState, shape: &'a [usize]) -> Self {
-        Self { state, shape, element: std::marker::PhantomData }
+        Self {
+            state,
+            shape,
+            element: std::marker::PhantomData,
+        }
     }
 
     /// The parameter's shape.

@@ -11,7 +11,24 @@ use super::{OptimizerSpec, Rule};
 use crate::{ErrorKind, Result};
 
 /// The crate's rules. A new one is its file and a row here.
-static RULES: &[Registration] = &[Registration::of::<Adam>(), Registration::of::<Sgd>()];
+static RULES: &[Registration] = &[
+    Registration::of::<Adadelta>(),
+    Registration::of::<Adafactor>(),
+    Registration::of::<Adagrad>(),
+    Registration::of::<Adam>(),
+    Registration::of::<Adamax>(),
+    Registration::of::<AdamW>(),
+    Registration::of::<Asgd>(),
+    Registration::of::<Lamb>(),
+    Registration::of::<Lion>(),
+    Registration::of::<Muon>(),
+    Registration::of::<NAdam>(),
+    Registration::of::<RAdam>(),
+    Registration::of::<RmsProp>(),
+    Registration::of::<Rprop>(),
+    Registration::of::<Sgd>(),
+    Registration::of::<SparseAdam>(),
+];
 
 /// One rule, as it is found by its name. Programs register their own with `inventory::submit!`.
 #[derive(Debug, Clone, Copy)]
@@ -56,7 +73,11 @@ pub fn names() -> Vec<&'static str> {
 fn find(name: &str) -> Result<&'static Registration> {
     match all().find(|rule| rule.name == name) {
         Some(rule) => Ok(rule),
-        None => Err(ErrorKind::UnknownOptimizer { name: name.into(), known: names().join(", ") }.into()),
+        None => Err(ErrorKind::UnknownOptimizer {
+            name: name.into(),
+            known: names().join(", "),
+        }
+        .into()),
     }
 }
 
@@ -73,7 +94,13 @@ pub(super) fn with_options(spec: &OptimizerSpec, options: &Value) -> Result<Opti
 
 fn replace(rule: &Registration, mut all: Value, options: &Value) -> Result<OptimizerSpec> {
     let refused = |option: &str, value: &Value, bound: String| {
-        Err(ErrorKind::OptionValue { optimizer: rule.name.into(), option: option.into(), value: value.to_string(), bound }.into())
+        Err(ErrorKind::OptionValue {
+            optimizer: rule.name.into(),
+            option: option.into(),
+            value: value.to_string(),
+            bound,
+        }
+        .into())
     };
     let none = Map::new();
     let given = match options {
@@ -83,8 +110,16 @@ fn replace(rule: &Registration, mut all: Value, options: &Value) -> Result<Optim
     };
     for (option, value) in given {
         let Some(place) = all.get_mut(option) else {
-            let known = all.as_object().map(|o| o.keys().map(String::as_str).collect::<Vec<_>>().join(", ")).unwrap_or_default();
-            return Err(ErrorKind::UnknownOption { optimizer: rule.name.into(), option: option.clone(), known }.into());
+            let known = all
+                .as_object()
+                .map(|o| o.keys().map(String::as_str).collect::<Vec<_>>().join(", "))
+                .unwrap_or_default();
+            return Err(ErrorKind::UnknownOption {
+                optimizer: rule.name.into(),
+                option: option.clone(),
+                known,
+            }
+            .into());
         };
         *place = value.clone();
         // One option at a time, so that the one of a wrong type is named.
@@ -103,7 +138,9 @@ fn replace(rule: &Registration, mut all: Value, options: &Value) -> Result<Optim
 
 /// The rule `name` from the bytes of its options.
 pub(super) fn from_bytes(name: &str, bytes: &[u8]) -> Result<OptimizerSpec> {
-    let rule = (find(name)?.from_bytes)(bytes).map_err(|error| ErrorKind::Decode { what: format!("options of {name}: {error}") })?;
+    let rule = (find(name)?.from_bytes)(bytes).map_err(|error| ErrorKind::Decode {
+        what: format!("options of {name}: {error}"),
+    })?;
     rule.check()?;
     Ok(OptimizerSpec::erased(rule))
 }

@@ -191,5 +191,10 @@ element!(i64, I64);
 element!(bool, Bool);
 
 fn mismatch(expected: DType, found: DType) -> crate::Error {
-    ErrorKind::DType { op: "array access".into(), expected: expected.to_string(), found: found.to_string() }.into()
+    ErrorKind::DType {
+        op: "array access".into(),
+        expected: expected.to_string(),
+        found: found.to_string(),
+    }
+    .into()
 }

@@ -2,5 +2,5 @@
 
 mod data;
 
-pub use data::{DType, Data, Element};
 pub(crate) use data::each_dtype;
+pub use data::{DType, Data, Element};

@@ -69,11 +69,16 @@ impl Rule for Adam {
             p * shrink
         };
         if self.amsgrad {
-            pass3(p, g, state.arrays(["exp_avg", "exp_avg_sq", "max_exp_avg_sq"]), |p, g, m, v, largest| {
-                let p = average(p, g, m, v);
-                *largest = maximum(*largest, *v);
-                p + step_size * *m / (largest.sqrt() / correction + eps)
-            });
+            pass3(
+                p,
+                g,
+                state.arrays(["exp_avg", "exp_avg_sq", "max_exp_avg_sq"]),
+                |p, g, m, v, largest| {
+                    let p = average(p, g, m, v);
+                    *largest = maximum(*largest, *v);
+                    p + step_size * *m / (largest.sqrt() / correction + eps)
+                },
+            );
         } else {
             pass2(p, g, state.arrays(["exp_avg", "exp_avg_sq"]), |p, g, m, v| {
                 let p = average(p, g, m, v);
@@ -96,5 +101,9 @@ impl Adam {
 
 /// Refuses sparse gradients and says which rule takes them.
 pub(super) fn dense_only(sparse: bool) -> Result<crate::optim::Form, &'static str> {
-    if sparse { Err("its gradient is sparse; use SparseAdam") } else { Ok(crate::optim::Form::Dense) }
+    if sparse {
+        Err("its gradient is sparse; use SparseAdam")
+    } else {
+        Ok(crate::optim::Form::Dense)
+    }
 }

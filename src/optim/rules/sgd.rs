@@ -42,11 +42,20 @@ impl Rule for Sgd {
         check.at_least_0("weight_decay", self.weight_decay)?;
         check.that(!self.dampening.is_nan(), "dampening", self.dampening, "a number")?;
         let ahead = !self.nesterov || (self.momentum > 0.0 && self.dampening == 0.0);
-        check.that(ahead, "nesterov", self.nesterov, "false, unless momentum is above 0 and dampening is 0")
+        check.that(
+            ahead,
+            "nesterov",
+            self.nesterov,
+            "false, unless momentum is above 0 and dampening is 0",
+        )
     }
 
     fn arrays(&self, shape: &[usize]) -> Vec<StateArray> {
-        if self.momentum == 0.0 { vec![] } else { vec![StateArray::zeros(BUFFER, shape)] }
+        if self.momentum == 0.0 {
+            vec![]
+        } else {
+            vec![StateArray::zeros(BUFFER, shape)]
+        }
     }
 
     fn form(&self, sparse: bool) -> Result<Form, &'static str> {
