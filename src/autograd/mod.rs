@@ -1,1 +1,24 @@
-//! (room under construction)
+//! Gradients on one rank: the engine that walks a graph, local `backward`, and a user's own functions.
+//!
+//! Operations of [`Tensor`] record the graph as they run. [`backward`] walks it from the roots, and leaves gather what
+//! reaches them. Over ranks, `dist` drives the same engine: values that came from another rank are boundaries, whose
+//! gradients it sends there.
+
+mod engine;
+pub mod function;
+mod local;
+#[cfg(test)]
+mod tests;
+
+pub use crate::tensor::graph::no_grad;
+#[allow(unused_imports)] // the rooms above use them
+pub(crate) use crate::tensor::graph::{Edge, Key, Node, frame, grad_enabled};
+#[allow(unused_imports)]
+pub(crate) use engine::{Backward, LeafSink};
+pub use function::Function;
+pub use local::backward;
+#[allow(unused_imports)]
+pub(crate) use local::check_roots;
+
+#[cfg(doc)]
+use crate::tensor::Tensor;

@@ -1,1 +1,26 @@
-//! (room under construction)
+//! Optimizers: update rules as functions over slices, their options, and the optimizer of one rank.
+//!
+//! Everything here is local: no MPI, no graph. A rule ([`Rule`]) is its options and one step for one parameter; the rules
+//! of `torch.optim` are here under their names ([`names`] lists them). An [`OptimizerSpec`] is a rule with options, to
+//! be named, checked, compared and sent.
+//!
+//! The arithmetic is one contract: a fixed order of operations, no fused multiply-add, coefficients computed once a step
+//! in `f64` without the platform's libm. Results repeat to the bit on every instruction set and number of threads, except
+//! Muon's, whose matrix products are the BLAS's.
+
+pub mod arithmetic;
+mod erased;
+mod float;
+pub mod options;
+mod rule;
+mod rules;
+mod spec;
+mod state;
+mod table;
+
+pub use float::Float;
+pub use rule::{Form, Rows, Rule, StateArray};
+pub use rules::*;
+pub use spec::OptimizerSpec;
+pub use state::{ParameterState, StateView};
+pub use table::{Registration, names};

@@ -120,6 +120,29 @@ impl Data {
         }
     }
 
+    /// Whether nobody else holds the storage, so that it can be written to in place.
+    pub fn is_unique(&self) -> bool {
+        each_dtype!(self, a => a.is_unique())
+    }
+
+    /// Whether both see the same storage at the same place.
+    pub fn shares_storage(&self, other: &Data) -> bool {
+        fn start(data: &Data) -> *const u8 {
+            each_dtype!(data, a => a.as_ptr().cast())
+        }
+        self.dtype() == other.dtype() && start(self) == start(other)
+    }
+
+    /// A copy with a storage of its own, in row-major order.
+    pub fn deep_copy(&self) -> Data {
+        match self {
+            Data::F32(a) => Data::F32(copy(a)),
+            Data::F64(a) => Data::F64(copy(a)),
+            Data::I64(a) => Data::I64(copy(a)),
+            Data::Bool(a) => Data::Bool(copy(a)),
+        }
+    }
+
     /// A view of the elements, if they are of type `T`.
     ///
     /// # Errors
@@ -139,6 +162,15 @@ impl Data {
     }
 }
 
+fn copy<T: Copy>(array: &ArcArray<T, IxDyn>) -> ArcArray<T, IxDyn> {
+    match array.as_slice() {
+        Some(elements) => ArrayD::from_shape_vec(array.raw_dim(), elements.to_vec())
+            .expect("as many elements as the shape says")
+            .into_shared(),
+        None => array.as_standard_layout().into_owned().into_shared(),
+    }
+}
+
 /// A type that tensors can hold: `f32`, `f64`, `i64` or `bool`.
 pub trait Element: Copy + PartialOrd + Send + Sync + std::fmt::Debug + 'static {
     /// Its dtype.
@@ -152,6 +184,12 @@ pub trait Element: Copy + PartialOrd + Send + Sync + std::fmt::Debug + 'static {
     /// # Errors
     /// [`ErrorKind::DType`] for another dtype.
     fn peek(data: &Data) -> Result<&ArcArray<Self, IxDyn>>;
+
+    /// The array inside, by value.
+    ///
+    /// # Errors
+    /// [`ErrorKind::DType`] for another dtype.
+    fn take(data: Data) -> Result<ArcArray<Self, IxDyn>>;
 
     /// The array inside, to write to.
     ///
@@ -170,6 +208,13 @@ macro_rules! element {
             }
 
             fn peek(data: &Data) -> Result<&ArcArray<Self, IxDyn>> {
+                match data {
+                    Data::$variant(array) => Ok(array),
+                    other => Err(mismatch(Self::DTYPE, other.dtype())),
+                }
+            }
+
+            fn take(data: Data) -> Result<ArcArray<Self, IxDyn>> {
                 match data {
                     Data::$variant(array) => Ok(array),
                     other => Err(mismatch(Self::DTYPE, other.dtype())),

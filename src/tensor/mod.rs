@@ -1,6 +1,23 @@
-//! Tensors: dtype, device, shape; to and from ndarray without a copy; row-sparse gradients.
+//! Tensors: dtype, device, shape; to and from ndarray without a copy; operations with gradients; row-sparse gradients.
 
+mod core;
 mod data;
+mod float;
+mod gradient;
+pub(crate) mod graph;
+mod hooks;
+pub mod init;
+mod leaf;
+mod ops;
+mod shape;
 
+pub use self::core::{Device, Tensor};
 pub(crate) use data::each_dtype;
 pub use data::{DType, Data, Element};
+pub use float::Float;
+pub use gradient::{Gradient, RowSparse};
+pub use hooks::HookHandle;
+pub use leaf::{Leaf, Updated};
+pub use ops::{Gelu, Reduction};
+pub use shape::IntoShape;
+pub(crate) use shape::Spec;

@@ -1,0 +1,351 @@
+//! One backward on one rank's graph: counts what each value waits for, sums in a fixed order, runs what is ready.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
+
+use crate::tensor::graph::{Edge, Key, Kind, Node};
+use crate::tensor::{Data, Gradient, Leaf};
+use crate::{ErrorKind, Result};
+
+/// Takes the gradients of leaves.
+pub(crate) trait LeafSink {
+    /// Called once per leaf and backward, as soon as the leaf's gradient is complete.
+    fn complete(&mut self, leaf: &Arc<Leaf>, gradient: Gradient) -> Result<()>;
+}
+
+/// One backward on this rank's graph, fed from outside.
+///
+/// `mark` announces gradients and counts, exactly, what every value they reach will receive; `give` brings them; `run`
+/// runs what has received everything. Contributions to one value are summed in descending order of their contributors'
+/// keys, as their turn comes; only early ones are kept apart. So the sum doesn't depend on the order of arrival.
+pub(crate) struct Backward {
+    retain_graph: bool,
+    visits: Vec<Visit>,
+    index: HashMap<u64, usize, BuildHasherDefault<IdHasher>>,
+    ready: BinaryHeap<(Key, Reverse<usize>)>,
+    complete_leaves: Vec<usize>,
+    unfinished: usize,
+}
+
+/// What this backward knows of a node.
+struct Visit {
+    node: Arc<Node>,
+    slots: Vec<Slot>,
+    /// Contributions still to come, over all slots.
+    waiting: usize,
+    done: bool,
+}
+
+/// The gradient of one output of a node, in the making.
+#[derive(Default)]
+struct Slot {
+    sum: Option<Gradient>,
+    /// In descending order from `next` on once `sorted`; those before it are in the sum.
+    expected: Vec<Contribution>,
+    next: usize,
+    sorted: bool,
+}
+
+struct Contribution {
+    key: Key,
+    /// Which of the contributor's edges it comes through.
+    edge: usize,
+    arrived: Option<Option<Gradient>>,
+}
+
+impl Backward {
+    pub(crate) fn new(retain_graph: bool) -> Self {
+        Backward {
+            retain_graph,
+            visits: Vec::new(),
+            index: HashMap::default(),
+            ready: BinaryHeap::new(),
+            complete_leaves: Vec::new(),
+            unfinished: 0,
+        }
+    }
+
+    /// Announces that gradients will be given for these edges by the contributor `key`. Walks what they reach and counts
+    /// what each value waits for. Later marks may extend the reach. Returns the ids of boundaries that this backward
+    /// reached for the first time.
+    ///
+    /// # Errors
+    /// [`ErrorKind::GraphFreed`] if it reaches a node that an earlier backward freed; [`ErrorKind::Argument`] if it leads
+    /// to a node of this backward that has already run.
+    pub(crate) fn mark(&mut self, key: &Key, edges: &[Option<Edge>]) -> Result<Vec<u64>> {
+        let mut boundaries = Vec::new();
+        let mut fresh = Vec::new();
+        for (i, edge) in edges.iter().enumerate() {
+            if let Some(edge) = edge {
+                self.expect(key, i, edge, &mut fresh, &mut boundaries)?;
+            }
+        }
+        while let Some(visit) = fresh.pop() {
+            let node = self.visits[visit].node.clone();
+            for (i, edge) in node.inputs().iter().enumerate() {
+                if let Some(edge) = edge {
+                    self.expect(node.key(), i, edge, &mut fresh, &mut boundaries)?;
+                }
+            }
+        }
+        Ok(boundaries)
+    }
+
+    fn expect(&mut self, key: &Key, edge: usize, target: &Edge, fresh: &mut Vec<usize>, boundaries: &mut Vec<u64>) -> Result<()> {
+        let visit = match self.index.get(&target.node.id()) {
+            Some(&visit) => visit,
+            None => {
+                target.node.check_saved()?;
+                if let Kind::Boundary(id) = target.node.kind() {
+                    boundaries.push(*id);
+                }
+                let visit = self.visits.len();
+                let slots = target.node.outputs().iter().map(|_| Slot::default()).collect();
+                self.visits.push(Visit {
+                    node: target.node.clone(),
+                    slots,
+                    waiting: 0,
+                    done: false,
+                });
+                self.index.insert(target.node.id(), visit);
+                self.unfinished += 1;
+                fresh.push(visit);
+                visit
+            }
+        };
+        let state = &mut self.visits[visit];
+        if state.done {
+            let what = format!("more gradients were announced for `{}` after it had run", state.node.name());
+            return Err(ErrorKind::Argument {
+                op: "backward".into(),
+                what,
+            }
+            .into());
+        }
+        state.waiting += 1;
+        let slot = &mut state.slots[target.slot];
+        slot.sorted = slot.expected.len() == slot.next;
+        slot.expected.push(Contribution {
+            key: key.clone(),
+            edge,
+            arrived: None,
+        });
+        Ok(())
+    }
+
+    /// Gives what was announced. `None` where an edge is present is filled with zeros of the target's shape.
+    ///
+    /// # Errors
+    /// [`ErrorKind::DType`] or [`ErrorKind::Shape`] for a gradient that doesn't fit its value;
+    /// [`ErrorKind::Argument`] for one that wasn't announced.
+    pub(crate) fn give(&mut self, key: &Key, edges: &[Option<Edge>], gradients: Vec<Option<Gradient>>) -> Result<()> {
+        if edges.len() != gradients.len() {
+            let what = format!("{} gradients were given for {} values", gradients.len(), edges.len());
+            return Err(ErrorKind::Argument {
+                op: "backward".into(),
+                what,
+            }
+            .into());
+        }
+        for (i, (edge, gradient)) in edges.iter().zip(gradients).enumerate() {
+            let Some(edge) = edge else { continue };
+            let gradient = match gradient {
+                Some(gradient) => gradient,
+                None => Data::zeros(edge.spec().dtype, edge.spec().shape()).into(),
+            };
+            gradient.check(edge.node.name(), edge.spec())?;
+            self.arrive(key, i, edge, Some(gradient))?;
+        }
+        Ok(())
+    }
+
+    /// Adds a contribution, or keeps it until those that come before it in the sum are there.
+    fn arrive(&mut self, key: &Key, edge: usize, target: &Edge, gradient: Option<Gradient>) -> Result<()> {
+        let unannounced = || {
+            let what = format!("a gradient for `{}` was given that hadn't been announced", target.node.name());
+            crate::Error::from(ErrorKind::Argument {
+                op: "backward".into(),
+                what,
+            })
+        };
+        let visit = *self.index.get(&target.node.id()).ok_or_else(unannounced)?;
+        let state = &mut self.visits[visit];
+        state.slots[target.slot]
+            .arrive(key, edge, gradient)?
+            .then_some(())
+            .ok_or_else(unannounced)?;
+        state.waiting -= 1;
+        if state.waiting == 0 {
+            match state.node.kind() {
+                Kind::Leaf(_) => self.complete_leaves.push(visit),
+                _ => self.ready.push((state.node.key().clone(), Reverse(visit))),
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs everything that is ready, highest key first. Gradients of leaves go to the sink as soon as they are complete,
+    /// after the operation that completed them was freed. Returns the boundaries that are complete, with a gradient per
+    /// slot, `None` where a slot got nothing.
+    ///
+    /// # Errors
+    /// Those of adjoints, hooks and the sink. This backward can't go on after one.
+    pub(crate) fn run(&mut self, sink: &mut dyn LeafSink) -> Result<Vec<(u64, Vec<Option<Gradient>>)>> {
+        let mut boundaries = Vec::new();
+        self.drain_leaves(sink)?;
+        while let Some((_, Reverse(visit))) = self.ready.pop() {
+            if !self.is_ready(visit) {
+                continue;
+            }
+            let (node, gradients) = self.close(visit)?;
+            match node.kind() {
+                Kind::Boundary(id) => boundaries.push((*id, gradients)),
+                _ => self.pass_on(&node, gradients)?,
+            }
+            self.drain_leaves(sink)?;
+        }
+        Ok(boundaries)
+    }
+
+    /// Whether everything that was marked has run.
+    pub(crate) fn is_finished(&self) -> bool {
+        self.unfinished == 0
+    }
+
+    fn drain_leaves(&mut self, sink: &mut dyn LeafSink) -> Result<()> {
+        for visit in std::mem::take(&mut self.complete_leaves) {
+            if !self.is_ready(visit) {
+                continue;
+            }
+            let (node, mut gradients) = self.close(visit)?;
+            if let (Kind::Leaf(leaf), Some(gradient)) = (node.kind(), gradients.pop().flatten()) {
+                sink.complete(leaf, gradient.into_contiguous())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether it still is as it was when it was queued: a later mark may have made it wait again.
+    fn is_ready(&self, visit: usize) -> bool {
+        let state = &self.visits[visit];
+        !state.done && state.waiting == 0
+    }
+
+    /// Takes the sums of a node that has received everything, after the hooks on them.
+    fn close(&mut self, visit: usize) -> Result<(Arc<Node>, Vec<Option<Gradient>>)> {
+        let state = &mut self.visits[visit];
+        state.done = true;
+        self.unfinished -= 1;
+        let node = state.node.clone();
+        let mut gradients: Vec<Option<Gradient>> = std::mem::take(&mut state.slots).into_iter().map(|slot| slot.sum).collect();
+        let mut apply = |slot: usize, hook: &dyn Fn(&Gradient) -> Option<Gradient>| -> Result<()> {
+            if let Some(gradient) = &mut gradients[slot]
+                && let Some(other) = hook(gradient)
+            {
+                other.check(node.name(), &node.outputs()[slot])?;
+                *gradient = other;
+            }
+            Ok(())
+        };
+        if let Kind::Leaf(leaf) = node.kind() {
+            for hook in leaf.hooks.snapshot() {
+                apply(0, &*hook)?;
+            }
+        } else {
+            for (slot, hook) in node.hooks().snapshot() {
+                apply(slot, &*hook)?;
+            }
+        }
+        Ok((node, gradients))
+    }
+
+    /// Runs an operation's adjoint and gives its inputs what it returns. Where no gradient came in, none goes out.
+    fn pass_on(&mut self, node: &Node, gradients: Vec<Option<Gradient>>) -> Result<()> {
+        let inputs = node.inputs();
+        let mut results = if gradients.iter().all(Option::is_none) {
+            if !self.retain_graph {
+                node.free();
+            }
+            Vec::new()
+        } else {
+            let filled = gradients.into_iter().zip(node.outputs()).map(|(gradient, spec)| match gradient {
+                Some(gradient) => gradient.into_dense(),
+                None => Ok(Data::zeros(spec.dtype, spec.shape())),
+            });
+            node.run(filled.collect::<Result<_>>()?, self.retain_graph)?
+        };
+        results.resize_with(inputs.len(), || None);
+        for (i, (edge, gradient)) in inputs.iter().zip(results).enumerate() {
+            let Some(edge) = edge else { continue };
+            if let Some(gradient) = &gradient {
+                gradient.check(node.name(), edge.spec())?;
+            }
+            self.arrive(node.key(), i, edge, gradient)?;
+        }
+        Ok(())
+    }
+}
+
+impl Slot {
+    /// Takes a contribution; `false` if it wasn't expected.
+    fn arrive(&mut self, key: &Key, edge: usize, gradient: Option<Gradient>) -> Result<bool> {
+        let Slot {
+            sum,
+            expected,
+            next,
+            sorted,
+        } = self;
+        if !*sorted {
+            // Later contributors first; of one contributor's edges, the first first.
+            expected[*next..].sort_by(|a, b| b.key.cmp(&a.key).then(a.edge.cmp(&b.edge)));
+            *sorted = true;
+        }
+        let pending = &mut expected[*next..];
+        let first = pending.partition_point(|c| c.key.cmp(key).reverse().then(c.edge.cmp(&edge)).is_lt());
+        let same = pending[first..].iter_mut().take_while(|c| c.key == *key && c.edge == edge);
+        match same.into_iter().find(|c| c.arrived.is_none()) {
+            Some(contribution) => contribution.arrived = Some(gradient),
+            None => return Ok(false),
+        }
+        while let Some(arrived) = expected.get_mut(*next).and_then(|c| c.arrived.take()) {
+            *next += 1;
+            match (sum.as_mut(), arrived) {
+                (_, None) => {}
+                (None, some) => *sum = some,
+                (Some(sum), Some(gradient)) => sum.accumulate(gradient)?,
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Ids are small numbers in sequence: one multiplication spreads them.
+#[derive(Default)]
+struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(u64::from(byte));
+        }
+    }
+
+    fn write_u64(&mut self, id: u64) {
+        self.0 = (self.0.rotate_left(5) ^ id).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
+impl std::fmt::Debug for Backward {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Backward")
+            .field("visited", &self.visits.len())
+            .field("unfinished", &self.unfinished)
+            .finish_non_exhaustive()
+    }
+}

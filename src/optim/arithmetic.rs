@@ -1,0 +1,180 @@
+//! The arithmetic that the rules share: one order of operations, no fused multiply-add, no platform libm.
+//!
+//! The passes are the only loops of the elementwise rules. Each hands the old value of an element to a closure and stores
+//! what it returns, so how elements are visited (vectors, threads, another destination) is decided here alone.
+
+use super::Float;
+
+/// One pass over parameters and gradients.
+pub fn pass0<T: Float>(p: &mut [T], g: &[T], update: impl Fn(T, T) -> T) {
+    for (p, &g) in p.iter_mut().zip(g) {
+        *p = update(*p, g);
+    }
+}
+
+/// One pass over parameters, gradients and one state array.
+pub fn pass1<T: Float>(p: &mut [T], g: &[T], a: &mut [T], update: impl Fn(T, T, &mut T) -> T) {
+    for ((p, &g), a) in p.iter_mut().zip(g).zip(a) {
+        *p = update(*p, g, a);
+    }
+}
+
+/// One pass over parameters, gradients and two state arrays.
+pub fn pass2<T: Float>(p: &mut [T], g: &[T], [a, b]: [&mut [T]; 2], update: impl Fn(T, T, &mut T, &mut T) -> T) {
+    for (((p, &g), a), b) in p.iter_mut().zip(g).zip(a).zip(b) {
+        *p = update(*p, g, a, b);
+    }
+}
+
+/// One pass over parameters, gradients and three state arrays.
+pub fn pass3<T: Float>(p: &mut [T], g: &[T], [a, b, c]: [&mut [T]; 3], update: impl Fn(T, T, &mut T, &mut T, &mut T) -> T) {
+    for ((((p, &g), a), b), c) in p.iter_mut().zip(g).zip(a).zip(b).zip(c) {
+        *p = update(*p, g, a, b, c);
+    }
+}
+
+/// What many rules do to a gradient first: turn it round to maximise, and add `weight_decay * p` (an L2 penalty).
+#[derive(Debug, Clone, Copy)]
+pub struct Descent<T> {
+    sign: T,
+    decay: Option<T>,
+}
+
+impl<T: Float> Descent<T> {
+    /// With an L2 penalty; none when `weight_decay` is 0, so that infinite parameters don't turn into NaN.
+    pub fn new(maximize: bool, weight_decay: f64) -> Self {
+        Self {
+            sign: if maximize { -T::ONE } else { T::ONE },
+            decay: (weight_decay != 0.0).then(|| T::of(weight_decay)),
+        }
+    }
+
+    /// The gradient to descend along.
+    #[inline(always)]
+    pub fn of(self, g: T, p: T) -> T {
+        let g = self.sign * g;
+        match self.decay {
+            Some(decay) => g + decay * p,
+            None => g,
+        }
+    }
+}
+
+/// Linear interpolation from `a` (weight 0) to `b` (weight 1), computed from the nearer end as torch does.
+#[inline(always)]
+pub fn lerp<T: Float>(a: T, b: T, weight: T) -> T {
+    if weight.abs() < T::of(0.5) {
+        a + weight * (b - a)
+    } else {
+        b - (b - a) * (T::ONE - weight)
+    }
+}
+
+/// The larger of two numbers; NaN if either is.
+#[inline(always)]
+pub fn maximum<T: Float>(a: T, b: T) -> T {
+    if a > b || a.wide().is_nan() { a } else { b }
+}
+
+/// -1, 0 or 1 as `x` is negative, zero or positive; 0 for NaN.
+#[inline(always)]
+pub fn sign<T: Float>(x: T) -> T {
+    if x > T::ZERO {
+        T::ONE
+    } else if x < T::ZERO {
+        -T::ONE
+    } else {
+        T::ZERO
+    }
+}
+
+/// `base` to the power of `n`, by repeated multiplication with a second word for the rounding errors, so that `1 - beta^t`
+/// keeps its digits. (Two-word product: Dekker 1971, with an exact `fma`.)
+pub fn powi(base: f64, mut n: u64) -> f64 {
+    let times = |(a, b): (f64, f64), (c, d): (f64, f64)| {
+        let high = a * c;
+        let low = libm::fma(a, c, -high) + (a * d + b * c);
+        let sum = high + low;
+        (sum, low - (sum - high))
+    };
+    let (mut result, mut square) = ((1.0, 0.0), (base, 0.0));
+    while n > 0 {
+        if n & 1 == 1 {
+            result = times(result, square);
+        }
+        square = times(square, square);
+        n >>= 1;
+    }
+    result.0
+}
+
+/// Elements that are summed in one go; sums of blocks are added in order.
+const BLOCK: usize = 4096;
+/// Partial sums within a block.
+const LANES: usize = 8;
+
+/// Sum of `term(0)` to `term(n - 1)` in one fixed shape: blocks of 4,096 terms, eight partial sums in each.
+pub fn sum(n: usize, term: impl Fn(usize) -> f64) -> f64 {
+    let block = |start: usize| {
+        let end = n.min(start + BLOCK);
+        let mut lanes = [0.0; LANES];
+        let mut i = start;
+        while i + LANES <= end {
+            for (lane, i) in lanes.iter_mut().zip(i..) {
+                *lane += term(i);
+            }
+            i += LANES;
+        }
+        for (lane, i) in lanes.iter_mut().zip(i..end) {
+            *lane += term(i);
+        }
+        let [a, b, c, d, e, f, g, h] = lanes;
+        ((a + b) + (c + d)) + ((e + f) + (g + h))
+    };
+    (0..n).step_by(BLOCK).map(block).fold(0.0, |sum, block| sum + block)
+}
+
+/// Sum of squares in `f64`, in the shape of [`sum`].
+pub fn sum_squares<T: Float>(x: &[T]) -> f64 {
+    sum(x.len(), |i| x[i].wide() * x[i].wide())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn powers_keep_their_digits() {
+        assert_eq!(powi(0.0, 0), 1.0);
+        assert_eq!(powi(0.0, 3), 0.0);
+        assert_eq!(powi(0.999, 1), 0.999);
+        assert_eq!(powi(0.5, 60), 0.5f64.powi(60));
+        // 0.9^10 and 0.999^1000 of the doubles nearest to 0.9 and 0.999, from 60-digit arithmetic.
+        assert_eq!(powi(0.9, 10), 0.348_678_440_100_000_1);
+        assert_eq!(powi(0.999, 1000), 0.367_695_424_770_963_7);
+    }
+
+    #[test]
+    fn lerp_takes_the_nearer_end() {
+        assert_eq!(lerp(3.0, 7.0, 0.0), 3.0);
+        assert_eq!(lerp(3.0, 7.0, 1.0), 7.0);
+        assert_eq!(lerp(1e300f64, 1.0, 1.0), 1.0);
+    }
+
+    #[test]
+    fn sums_of_squares_have_one_shape() {
+        let x: Vec<f64> = (0..10_001).map(|i| f64::from(i) * 0.1).collect();
+        let whole = sum_squares(&x);
+        let blocks: f64 = x.chunks(BLOCK).map(sum_squares).fold(0.0, |a, b| a + b);
+        assert_eq!(whole, blocks);
+        assert_eq!(sum_squares(&[3.0f32, 4.0]), 25.0);
+        assert_eq!(sum_squares::<f64>(&[]), 0.0);
+    }
+
+    #[test]
+    fn nan_is_kept_by_maximum() {
+        assert!(maximum(f64::NAN, 1.0).is_nan());
+        assert!(maximum(1.0, f64::NAN).is_nan());
+        assert_eq!(maximum(1.0, 2.0), 2.0);
+    }
+}

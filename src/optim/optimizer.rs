@@ -1,0 +1,299 @@
+//! The optimizer of one rank: parameters, their groups, and their state.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::erased::{ErasedRule, Taken};
+use super::{Form, OptimizerSpec, ParameterState, Rows, StateView};
+use crate::tensor::{DType, Data, Element, Gradient, Leaf, RowSparse, Tensor, Updated};
+use crate::{Error, ErrorKind, Result};
+
+/// What a step did to one parameter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ParameterReport {
+    /// Whether there was a gradient, and so an update.
+    pub updated: bool,
+    /// Rows that a sparse gradient touched; `None` for a dense one.
+    pub rows: Option<usize>,
+    /// The parameter's version after the step.
+    pub version: u64,
+    /// Whether the update wrote over the old values, because nobody else held them.
+    pub in_place: bool,
+}
+
+/// Gradients that an [`Optimizer`] has checked, each in the form that its rule takes. Made by [`Optimizer::check`].
+#[derive(Debug, Clone)]
+pub struct Checked(Vec<Option<Gradient>>);
+
+/// An optimizer over parameters of this rank. Local; it blocks on nothing but the parameters' own locks.
+///
+/// Parameters are known by their place in the order given. Those of one group share options. State is allocated when a
+/// parameter meets its first gradient, or before by [`Optimizer::check`].
+///
+/// ```
+/// use rankgrad::optim::{Optimizer, Sgd};
+/// use rankgrad::tensor::{Gradient, Tensor};
+///
+/// let p = Tensor::from_vec(vec![1.0, 2.0], &[2])?.parameter()?;
+/// let mut optimizer = Optimizer::new(Sgd::new(0.5), vec![p.clone()])?;
+/// let gradient = Gradient::Dense(Tensor::from_vec(vec![1.0, -1.0], &[2])?.data());
+/// let report = optimizer.step(&mut |_| Some(gradient.clone()))?;
+/// assert!(report[0].updated);
+/// assert_eq!(p.to_vec::<f64>()?, [0.5, 2.5]);
+/// # Ok::<(), rankgrad::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Optimizer {
+    groups: Vec<OptimizerSpec>,
+    parameters: Vec<Parameter>,
+}
+
+#[derive(Debug)]
+struct Parameter {
+    tensor: Tensor,
+    leaf: Arc<Leaf>,
+    dtype: DType,
+    shape: Vec<usize>,
+    group: usize,
+    state: Option<ParameterState>,
+    /// Whether `state` has all that the group's options need.
+    prepared: bool,
+}
+
+impl Optimizer {
+    /// An optimizer of one group.
+    ///
+    /// # Errors
+    /// - [`ErrorKind::OptionValue`]: an option is out of its bound.
+    /// - [`ErrorKind::NoParameters`], [`ErrorKind::DuplicateParameter`]: list each parameter once.
+    /// - [`ErrorKind::NotALeaf`]: make parameters with [`Tensor::parameter`]; optimize no results of operations.
+    /// - [`ErrorKind::Argument`]: the rule doesn't take a parameter of this shape.
+    pub fn new(spec: impl Into<OptimizerSpec>, parameters: Vec<Tensor>) -> Result<Self> {
+        let mut optimizer = Self { groups: vec![], parameters: vec![] };
+        optimizer.add_group(spec, parameters)?;
+        Ok(optimizer)
+    }
+
+    /// Adds parameters with options of their own; returns the group's place. Any rule does, also another one.
+    ///
+    /// # Errors
+    /// As [`Optimizer::new`]; nothing is added then.
+    pub fn add_group(&mut self, spec: impl Into<OptimizerSpec>, parameters: Vec<Tensor>) -> Result<usize> {
+        let spec = spec.into();
+        spec.check()?;
+        let optimizer = || spec.name().to_owned();
+        if parameters.is_empty() {
+            return Err(ErrorKind::NoParameters { optimizer: optimizer() }.into());
+        }
+        let first_place = self.parameters.len();
+        let mut places: HashMap<u64, usize> = self.parameters.iter().enumerate().map(|(place, p)| (p.leaf.id(), place)).collect();
+        let mut added = Vec::with_capacity(parameters.len());
+        for (place, tensor) in (first_place..).zip(parameters) {
+            let refused = |why: &str| ErrorKind::NotALeaf { what: format!("{}: parameter {place}", spec.name()), why: why.into() };
+            let leaf = match tensor.leaf() {
+                Some(leaf) if tensor.requires_grad() => Arc::clone(leaf),
+                Some(_) => return Err(refused("it is frozen").into()),
+                None if tensor.requires_grad() => return Err(refused("it was computed; optimize what it was computed from").into()),
+                None => return Err(refused("it requires no gradient; make it one with `parameter`").into()),
+            };
+            if let Some(first) = places.insert(leaf.id(), place) {
+                return Err(ErrorKind::DuplicateParameter { optimizer: optimizer(), first, second: place }.into());
+            }
+            let (dtype, shape) = (tensor.dtype(), tensor.shape().to_vec());
+            if let Err(why) = spec.rule().takes_shape(&shape) {
+                return Err(ErrorKind::Argument { op: optimizer(), what: format!("parameter {place} of shape {shape:?}: {why}") }.into());
+            }
+            added.push(Parameter { tensor, leaf, dtype, shape, group: self.groups.len(), state: None, prepared: false });
+        }
+        self.parameters.extend(added);
+        self.groups.push(spec);
+        Ok(self.groups.len() - 1)
+    }
+
+    /// Number of parameters.
+    pub fn len(&self) -> usize {
+        self.parameters.len()
+    }
+
+    /// Whether there are no parameters; never, since [`Optimizer::new`] refuses none.
+    pub fn is_empty(&self) -> bool {
+        self.parameters.is_empty()
+    }
+
+    /// The parameters, in their order.
+    pub fn parameters(&self) -> impl ExactSizeIterator<Item = &Tensor> {
+        self.parameters.iter().map(|p| &p.tensor)
+    }
+
+    /// The groups' options.
+    pub fn groups(&self) -> &[OptimizerSpec] {
+        &self.groups
+    }
+
+    /// The group of a parameter, or `None` if there is no such parameter.
+    pub fn group_of(&self, parameter: usize) -> Option<usize> {
+        self.parameters.get(parameter).map(|p| p.group)
+    }
+
+    /// Changes one option of one group, or of all groups. It holds from the next update on.
+    ///
+    /// # Errors
+    /// As [`OptimizerSpec::with_options`], and [`ErrorKind::Argument`] if there is no such group; nothing is changed then.
+    pub fn set_option(&mut self, group: Option<usize>, option: &str, value: &Value) -> Result<()> {
+        let places = match group {
+            Some(group) if group >= self.groups.len() => {
+                return Err(argument("set_option", format!("no group {group}; there are {}", self.groups.len())));
+            }
+            Some(group) => group..group + 1,
+            None => 0..self.groups.len(),
+        };
+        let options = Value::Object([(option.to_owned(), value.clone())].into_iter().collect());
+        let changed = self.groups[places.clone()].iter().map(|spec| spec.with_options(&options)).collect::<Result<Vec<_>>>()?;
+        for (place, spec) in places.clone().zip(changed) {
+            self.groups[place] = spec;
+        }
+        self.parameters.iter_mut().filter(|p| places.contains(&p.group)).for_each(|p| p.prepared = false);
+        Ok(())
+    }
+
+    /// One step: asks for the gradient of each parameter by its place, checks all of them, then updates. A parameter
+    /// without a gradient is left alone: no update, no state, no step counted.
+    ///
+    /// # Errors
+    /// As [`Optimizer::check`]; nothing is changed then.
+    pub fn step(&mut self, gradients: &mut dyn FnMut(usize) -> Option<Gradient>) -> Result<Vec<ParameterReport>> {
+        let gradients = (0..self.len()).map(gradients).collect();
+        let checked = self.check(gradients)?;
+        self.apply(checked)
+    }
+
+    /// One update of one parameter, as soon as its gradient is there.
+    ///
+    /// # Errors
+    /// As [`Optimizer::check`]; nothing is changed then.
+    pub fn step_one(&mut self, parameter: usize, gradient: Gradient) -> Result<ParameterReport> {
+        self.known(parameter)?;
+        let gradient = self.check_one(parameter, gradient)?;
+        self.apply_one(parameter, Some(gradient))
+    }
+
+    /// The first half of a step: checks a gradient for each parameter and allocates all that the second half needs.
+    /// Changes no parameter and no state.
+    ///
+    /// # Errors
+    /// [`ErrorKind::GradientKind`] if a gradient has another dtype or shape than its parameter, or is of a kind that the
+    /// rule doesn't take; [`ErrorKind::Argument`] if their number isn't that of the parameters.
+    pub fn check(&mut self, gradients: Vec<Option<Gradient>>) -> Result<Checked> {
+        if gradients.len() != self.len() {
+            return Err(argument("step", format!("{} gradients for {} parameters", gradients.len(), self.len())));
+        }
+        let check = |(place, gradient): (usize, Option<Gradient>)| gradient.map(|g| self.check_one(place, g)).transpose();
+        Ok(Checked(gradients.into_iter().enumerate().map(check).collect::<Result<_>>()?))
+    }
+
+    /// The second half of a step: updates each parameter that has a gradient, in order.
+    ///
+    /// # Errors
+    /// As [`Optimizer::check`], and only if options were changed between the two.
+    pub fn apply(&mut self, gradients: Checked) -> Result<Vec<ParameterReport>> {
+        gradients.0.into_iter().enumerate().map(|(place, gradient)| self.apply_one(place, gradient)).collect()
+    }
+
+    /// State of a parameter; `None` if it was never updated.
+    pub fn state(&self, parameter: usize) -> Option<&ParameterState> {
+        let state = self.parameters.get(parameter)?.state.as_ref();
+        state.filter(|state| !state.is_unused())
+    }
+
+    /// Puts a parameter's state in place, so that the next step continues from it. What the rule keeps and isn't there
+    /// starts as new.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Argument`] if there is no such parameter, or if the state has a name, dtype or shape that the rule
+    /// doesn't keep; nothing is changed then.
+    pub fn load_state(&mut self, parameter: usize, state: ParameterState) -> Result<()> {
+        self.known(parameter)?;
+        let p = &mut self.parameters[parameter];
+        let rule = self.groups[p.group].rule();
+        state.check("load_state", rule.scalars(), &rule.arrays(&p.shape), p.dtype)?;
+        p.state = Some(state);
+        p.prepared = false;
+        Ok(())
+    }
+
+    /// Forgets the state of every parameter, as if no step had been made. Parameters stay as they are.
+    pub fn zero_state(&mut self) {
+        for p in &mut self.parameters {
+            p.state = None;
+            p.prepared = false;
+        }
+    }
+
+    fn known(&self, parameter: usize) -> Result<()> {
+        match parameter < self.len() {
+            true => Ok(()),
+            false => Err(argument("optimizer", format!("no parameter {parameter}; there are {}", self.len()))),
+        }
+    }
+
+    fn check_one(&mut self, place: usize, gradient: Gradient) -> Result<Gradient> {
+        let p = &mut self.parameters[place];
+        let rule = self.groups[p.group].rule();
+        let gradient = p.take(rule, place, gradient)?;
+        p.prepare(rule);
+        Ok(gradient)
+    }
+
+    fn apply_one(&mut self, place: usize, gradient: Option<Gradient>) -> Result<ParameterReport> {
+        let p = &mut self.parameters[place];
+        let Some(gradient) = gradient else {
+            return Ok(ParameterReport { updated: false, rows: None, version: p.leaf.version(), in_place: false });
+        };
+        let rule = self.groups[p.group].rule();
+        let gradient = p.take(rule, place, gradient)?;
+        let shape = &p.shape;
+        let rows = match &gradient {
+            Gradient::Sparse(sparse) => Some(sparse.rows.len()),
+            Gradient::Dense(_) => None,
+        };
+        p.prepared = p.prepared && p.state.is_some();
+        p.prepare(rule);
+        let state = p.state.get_or_insert_default();
+        let (_, Updated { version, in_place }) = p.leaf.update(|data| update(rule, data, &gradient, state, shape))?;
+        Ok(ParameterReport { updated: true, rows, version, in_place })
+    }
+}
+
+impl Parameter {
+    /// The gradient in the form that the rule takes, or why it doesn't.
+    fn take(&self, rule: &dyn ErasedRule, place: usize, gradient: Gradient) -> Result<Gradient> {
+        let refused =
+            |why: String| Error::from(ErrorKind::GradientKind { optimizer: rule.name().into(), parameter: place, why });
+        if gradient.dtype() != self.dtype || gradient.shape() != self.shape {
+            let (dtype, shape) = (gradient.dtype(), gradient.shape());
+            return Err(refused(format!("its gradient is {dtype} {shape:?}, and it is {} {:?}", self.dtype, self.shape)));
+        }
+        let sparse = matches!(gradient, Gradient::Sparse(_));
+        let form = rule.form(sparse).map_err(|why| refused(why.into()))?;
+        match (gradient, form) {
+            (Gradient::Dense(data), Form::Dense) => Ok(Gradient::Dense(data.to_contiguous())),
+            (Gradient::Sparse(rows), Form::Rows) => coalesced(rows).map(Gradient::Sparse),
+            (Gradient::Sparse(rows), Form::Dense) => Ok(Gradient::Dense(rows.to_dense()?.to_contiguous())),
+            (Gradient::Dense(_), Form::Rows) => Err(refused("the rule asks for rows of a dense gradient".into())),
+        }
+    }
+
+    fn prepare(&mut self, rule: &dyn ErasedRule) {
+        if !self.prepared {
+            self.state.get_or_insert_default().prepare(rule.scalars(), rule.arrays(&self.shape), self.dtype);
+            self.prepared = true;
+        }
+    }
+}
+
+fn argument(op: &str, what: String) -> Error {
+    ErrorKind::Argument { op: op.into(), what }.into()
+}

@@ -1,0 +1,57 @@
+//! Adadelta.
+
+use crate::Result;
+use crate::optim::arithmetic::{Descent, pass2};
+use crate::optim::options::{Check, options};
+use crate::optim::{Float, Rule, StateArray, StateView};
+
+options! {
+    /// Adadelta (Zeiler, *ADADELTA: an adaptive learning rate method*, arXiv:1212.5701, 2012), in the form of
+    /// `torch.optim.Adadelta`.
+    ///
+    /// `g = gradient + weight_decay * p`; `s = rho * s + (1 - rho) * g^2`; `d = sqrt(a + eps) / sqrt(s + eps) * g`;
+    /// `a = rho * a + (1 - rho) * d^2`; `p -= lr * d`.
+    Adadelta {
+        /// Factor of the step, at least 0.
+        lr = 1.0;
+        /// Decay rate of both averages, from 0 to 1.
+        rho: f64 = 0.9;
+        /// Added under both roots, at least 0.
+        eps: f64 = 1e-6;
+        /// L2 penalty, at least 0.
+        weight_decay: f64 = 0.0;
+        /// Climbs instead of descending.
+        maximize: bool = false;
+    }
+}
+
+impl Rule for Adadelta {
+    const NAME: &'static str = "Adadelta";
+    const SCALARS: &'static [(&'static str, f64)] = &[("step", 0.0)];
+
+    fn check(&self) -> Result<()> {
+        let check = Check(Self::NAME);
+        check.at_least_0("lr", self.lr)?;
+        check.that((0.0..=1.0).contains(&self.rho), "rho", self.rho, "from 0 to 1")?;
+        check.at_least_0("eps", self.eps)?;
+        check.at_least_0("weight_decay", self.weight_decay)
+    }
+
+    fn arrays(&self, shape: &[usize]) -> Vec<StateArray> {
+        vec![StateArray::zeros("square_avg", shape), StateArray::zeros("acc_delta", shape)]
+    }
+
+    fn update<T: Float>(&self, p: &mut [T], g: &[T], state: &mut StateView<'_, T>) {
+        state.count();
+        let descent = Descent::new(self.maximize, self.weight_decay);
+        let (rho, rest) = (T::of(self.rho), T::of(1.0 - self.rho));
+        let (lr, eps) = (T::of(self.lr), T::of(self.eps));
+        pass2(p, g, state.arrays(["square_avg", "acc_delta"]), |p, g, square, moved| {
+            let g = descent.of(g, p);
+            *square = *square * rho + rest * g * g;
+            let delta = (*moved + eps).sqrt() / (*square + eps).sqrt() * g;
+            *moved = *moved * rho + rest * delta * delta;
+            p - lr * delta
+        });
+    }
+}

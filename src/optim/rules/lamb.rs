@@ -1,0 +1,67 @@
+//! LAMB.
+
+use crate::Result;
+use crate::optim::arithmetic::{Descent, lerp, pass2, powi, sum, sum_squares};
+use crate::optim::options::{Check, options};
+use crate::optim::{Float, Rule, StateArray, StateView};
+
+options! {
+    /// LAMB (You et al., *Large batch optimization for deep learning: training BERT in 76 minutes*, ICLR 2020, algorithm 2).
+    /// Not in `torch.optim`.
+    ///
+    /// `m` and `v` as Adam's; `u = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay * p`;
+    /// `p -= lr * norm(p) / norm(u) * u`, with norms over the whole parameter, and 1 for their ratio when one of them is 0.
+    Lamb {
+        /// Learning rate, at least 0.
+        lr = 1e-3;
+        /// Decay rates of the averages of the gradient and of its square, each at least 0 and below 1.
+        betas: (f64, f64) = (0.9, 0.999);
+        /// Added to the denominator, at least 0.
+        eps: f64 = 1e-6;
+        /// Share of the parameter within the step, at least 0.
+        weight_decay: f64 = 1e-2;
+        /// Climbs instead of descending.
+        maximize: bool = false;
+    }
+}
+
+impl Rule for Lamb {
+    const NAME: &'static str = "LAMB";
+    const SCALARS: &'static [(&'static str, f64)] = &[("step", 0.0)];
+
+    fn check(&self) -> Result<()> {
+        let check = Check(Self::NAME);
+        check.at_least_0("lr", self.lr)?;
+        check.betas(self.betas)?;
+        check.at_least_0("eps", self.eps)?;
+        check.at_least_0("weight_decay", self.weight_decay)
+    }
+
+    fn arrays(&self, shape: &[usize]) -> Vec<StateArray> {
+        vec![StateArray::zeros("exp_avg", shape), StateArray::zeros("exp_avg_sq", shape)]
+    }
+
+    fn update<T: Float>(&self, p: &mut [T], g: &[T], state: &mut StateView<'_, T>) {
+        let t = state.count();
+        let (beta1, beta2) = self.betas;
+        let (correction1, correction2) = (T::of(1.0 - powi(beta1, t)), T::of(1.0 - powi(beta2, t)));
+        let descent = Descent::new(self.maximize, 0.0);
+        let (rest1, beta2, rest2) = (T::of(1.0 - beta1), T::of(beta2), T::of(1.0 - beta2));
+        let (eps, decay) = (T::of(self.eps), T::of(self.weight_decay));
+        let [average, square] = state.arrays(["exp_avg", "exp_avg_sq"]);
+        pass2(p, g, [&mut *average, &mut *square], |p, g, m, v| {
+            let g = descent.of(g, p);
+            *m = lerp(*m, g, rest1);
+            *v = *v * beta2 + rest2 * g * g;
+            p
+        });
+        // Computed twice, for the norm and for the step: cheaper than memory for it.
+        let direction = |p: T, m: T, v: T| m / correction1 / ((v / correction2).sqrt() + eps) + decay * p;
+        let square_of = |x: T| x.wide() * x.wide();
+        let norm = sum_squares(p).sqrt();
+        let step_norm = sum(p.len(), |i| square_of(direction(p[i], average[i], square[i]))).sqrt();
+        let ratio = if norm > 0.0 && step_norm > 0.0 { norm / step_norm } else { 1.0 };
+        let step_size = T::of(-self.lr * ratio);
+        pass2(p, g, [average, square], |p, _, m, v| p + step_size * direction(p, *m, *v));
+    }
+}

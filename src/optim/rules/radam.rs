@@ -1,0 +1,79 @@
+//! RAdam.
+
+use crate::Result;
+use crate::optim::arithmetic::{Descent, lerp, pass2, powi};
+use crate::optim::options::{Check, options};
+use crate::optim::{Float, Rule, StateArray, StateView};
+
+options! {
+    /// Rectified Adam (Liu et al., *On the variance of the adaptive learning rate and beyond*, ICLR 2020), in the form of
+    /// `torch.optim.RAdam`.
+    ///
+    /// `m` and `v` as Adam's; `R = 2 / (1 - beta2) - 1`; `r = R - 2 * t * beta2^t / (1 - beta2^t)`; `m' = m / (1 - beta1^t)`.
+    /// While `r <= 5`: `p -= lr * m'`. Then `p -= lr * m' * sqrt(1 - beta2^t) / (sqrt(v) + eps) * c` with
+    /// `c = sqrt((r - 4) * (r - 2) * R / ((R - 4) * (R - 2) * r))`.
+    RAdam {
+        /// Learning rate, at least 0.
+        lr = 1e-3;
+        /// Decay rates of the averages of the gradient and of its square, each at least 0 and below 1.
+        betas: (f64, f64) = (0.9, 0.999);
+        /// Added to the denominator, at least 0.
+        eps: f64 = 1e-8;
+        /// L2 penalty, at least 0.
+        weight_decay: f64 = 0.0;
+        /// Shrinks the parameter by `lr * weight_decay` instead of adding a penalty to the gradient.
+        decoupled_weight_decay: bool = false;
+        /// Climbs instead of descending.
+        maximize: bool = false;
+    }
+}
+
+impl Rule for RAdam {
+    const NAME: &'static str = "RAdam";
+    const SCALARS: &'static [(&'static str, f64)] = &[("step", 0.0)];
+
+    fn check(&self) -> Result<()> {
+        let check = Check(Self::NAME);
+        check.at_least_0("lr", self.lr)?;
+        check.betas(self.betas)?;
+        check.at_least_0("eps", self.eps)?;
+        check.at_least_0("weight_decay", self.weight_decay)
+    }
+
+    fn arrays(&self, shape: &[usize]) -> Vec<StateArray> {
+        vec![StateArray::zeros("exp_avg", shape), StateArray::zeros("exp_avg_sq", shape)]
+    }
+
+    fn update<T: Float>(&self, p: &mut [T], g: &[T], state: &mut StateView<'_, T>) {
+        let t = state.count();
+        let (beta1, beta2) = self.betas;
+        let power = powi(beta2, t);
+        let correction2 = 1.0 - power;
+        let limit = 2.0 / (1.0 - beta2) - 1.0;
+        let length = limit - 2.0 * t as f64 * power / correction2;
+        // None while the variance of the adaptive rate isn't tractable.
+        let rectified = (length > 5.0).then(|| {
+            let c = (length - 4.0) * (length - 2.0) * limit / ((limit - 4.0) * (limit - 2.0) * length);
+            (T::of(correction2.sqrt()), T::of(c.sqrt()))
+        });
+        let (shrink, penalty) = match self.decoupled_weight_decay {
+            true => (T::of(1.0 - self.lr * self.weight_decay), 0.0),
+            false => (T::ONE, self.weight_decay),
+        };
+        let descent = Descent::new(self.maximize, penalty);
+        let correction1 = T::of(1.0 - powi(beta1, t));
+        let (rest1, beta2, rest2) = (T::of(1.0 - beta1), T::of(beta2), T::of(1.0 - beta2));
+        let (lr, eps) = (T::of(self.lr), T::of(self.eps));
+        pass2(p, g, state.arrays(["exp_avg", "exp_avg_sq"]), |p, g, m, v| {
+            let g = descent.of(g, p);
+            *m = lerp(*m, g, rest1);
+            *v = *v * beta2 + rest2 * g * g;
+            let step = *m / correction1 * lr;
+            p * shrink
+                - match rectified {
+                    Some((root, c)) => step * (root / (v.sqrt() + eps)) * c,
+                    None => step,
+                }
+        });
+    }
+}

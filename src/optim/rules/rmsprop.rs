@@ -1,0 +1,104 @@
+//! RMSprop.
+
+use crate::Result;
+use crate::optim::arithmetic::{Descent, lerp, pass1, pass2, pass3};
+use crate::optim::options::{Check, options};
+use crate::optim::{Float, Rule, StateArray, StateView};
+
+options! {
+    /// RMSprop (Tieleman and Hinton, *Neural networks for machine learning*, lecture 6.5, 2012; `centered` from Graves,
+    /// *Generating sequences with recurrent neural networks*, arXiv:1308.0850, 2013), in the form of `torch.optim.RMSprop`.
+    ///
+    /// `g = gradient + weight_decay * p`; `s = alpha * s + (1 - alpha) * g^2`; `r = sqrt(s) + eps`, or with `centered`
+    /// `a += (1 - alpha) * (g - a)` and `r = sqrt(s - a^2) + eps`. Then `p -= lr * g / r`, or with momentum
+    /// `b = momentum * b + g / r` and `p -= lr * b`.
+    RmsProp {
+        /// Learning rate, at least 0.
+        lr = 1e-2;
+        /// Decay rate of the averages, at least 0.
+        alpha: f64 = 0.99;
+        /// Added to the denominator, at least 0.
+        eps: f64 = 1e-8;
+        /// L2 penalty, at least 0.
+        weight_decay: f64 = 0.0;
+        /// Share of the last step that is kept, at least 0.
+        momentum: f64 = 0.0;
+        /// Divides by an estimate of the deviation instead of the root mean square.
+        centered: bool = false;
+        /// Climbs instead of descending.
+        maximize: bool = false;
+    }
+}
+
+impl Rule for RmsProp {
+    const NAME: &'static str = "RMSprop";
+    const SCALARS: &'static [(&'static str, f64)] = &[("step", 0.0)];
+
+    fn check(&self) -> Result<()> {
+        let check = Check(Self::NAME);
+        check.at_least_0("lr", self.lr)?;
+        check.at_least_0("alpha", self.alpha)?;
+        check.at_least_0("eps", self.eps)?;
+        check.at_least_0("weight_decay", self.weight_decay)?;
+        check.at_least_0("momentum", self.momentum)
+    }
+
+    fn arrays(&self, shape: &[usize]) -> Vec<StateArray> {
+        let mut arrays = vec![StateArray::zeros("square_avg", shape)];
+        if self.momentum > 0.0 {
+            arrays.push(StateArray::zeros("momentum_buffer", shape));
+        }
+        if self.centered {
+            arrays.push(StateArray::zeros("grad_avg", shape));
+        }
+        arrays
+    }
+
+    fn update<T: Float>(&self, p: &mut [T], g: &[T], state: &mut StateView<'_, T>) {
+        state.count();
+        let descent = Descent::new(self.maximize, self.weight_decay);
+        let (alpha, rest) = (T::of(self.alpha), T::of(1.0 - self.alpha));
+        let (lr, eps, momentum) = (T::of(self.lr), T::of(self.eps), T::of(self.momentum));
+        let square = |g: T, s: &mut T| *s = *s * alpha + rest * g * g;
+        let root = |s: T| s.sqrt() + eps;
+        let centered_root = |g: T, s: T, mean: &mut T| {
+            *mean = lerp(*mean, g, rest);
+            (s - *mean * *mean).sqrt() + eps
+        };
+        let plain = |p: T, g: T, r: T| p - lr * g / r;
+        let with_momentum = |p: T, g: T, r: T, b: &mut T| {
+            *b = *b * momentum + g / r;
+            p - lr * *b
+        };
+        match (self.momentum > 0.0, self.centered) {
+            (false, false) => {
+                let [s] = state.arrays(["square_avg"]);
+                pass1(p, g, s, |p, g, s| {
+                    let g = descent.of(g, p);
+                    square(g, s);
+                    plain(p, g, root(*s))
+                });
+            }
+            (false, true) => pass2(p, g, state.arrays(["square_avg", "grad_avg"]), |p, g, s, mean| {
+                let g = descent.of(g, p);
+                square(g, s);
+                plain(p, g, centered_root(g, *s, mean))
+            }),
+            (true, false) => pass2(p, g, state.arrays(["square_avg", "momentum_buffer"]), |p, g, s, b| {
+                let g = descent.of(g, p);
+                square(g, s);
+                with_momentum(p, g, root(*s), b)
+            }),
+            (true, true) => pass3(
+                p,
+                g,
+                state.arrays(["square_avg", "grad_avg", "momentum_buffer"]),
+                |p, g, s, mean, b| {
+                    let g = descent.of(g, p);
+                    square(g, s);
+                    with_momentum(p, g, centered_root(g, *s, mean), b)
+                },
+            ),
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! The table of rules: the crate's own, and those that a program registers.
+
+use std::sync::Arc;
+
+use serde::de::Error as _;
+use serde_json::{Map, Value};
+
+use super::erased::ErasedRule;
+use super::rules::*;
+use super::{OptimizerSpec, Rule};
+use crate::{ErrorKind, Result};
+
+/// The crate's rules. A new one is its file and a row here.
+static RULES: &[Registration] = &[
+    Registration::of::<Adadelta>(),
+    Registration::of::<Adafactor>(),
+    Registration::of::<Adagrad>(),
+    Registration::of::<Adam>(),
+    Registration::of::<Adamax>(),
+    Registration::of::<AdamW>(),
+    Registration::of::<Asgd>(),
+    Registration::of::<Lamb>(),
+    Registration::of::<Lion>(),
+    Registration::of::<Muon>(),
+    Registration::of::<NAdam>(),
+    Registration::of::<RAdam>(),
+    Registration::of::<RmsProp>(),
+    Registration::of::<Rprop>(),
+    Registration::of::<Sgd>(),
+    Registration::of::<SparseAdam>(),
+];
+
+/// One rule, as it is found by its name. Programs register their own with `inventory::submit!`.
+#[derive(Debug, Clone, Copy)]
+pub struct Registration {
+    name: &'static str,
+    defaults: fn() -> Value,
+    from_json: fn(Value) -> serde_json::Result<Arc<dyn ErasedRule>>,
+    from_bytes: fn(&[u8]) -> postcard::Result<Arc<dyn ErasedRule>>,
+}
+
+inventory::collect!(Registration);
+
+impl Registration {
+    /// The registration of rule `R`.
+    pub const fn of<R: Rule>() -> Self {
+        Self {
+            name: R::NAME,
+            defaults: || R::default().options(),
+            from_json: |options| Ok(Arc::new(serde_json::from_value::<R>(options)?)),
+            from_bytes: |bytes| match postcard::take_from_bytes::<R>(bytes)? {
+                (rule, []) => Ok(Arc::new(rule)),
+                _ => Err(postcard::Error::custom("bytes are left over")),
+            },
+        }
+    }
+
+    /// The rule's name.
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
+}
+
+fn all() -> impl Iterator<Item = &'static Registration> {
+    RULES.iter().chain(inventory::iter::<Registration>())
+}
+
+/// Names of all rules that this program knows: the crate's own, then those that it registered.
+pub fn names() -> Vec<&'static str> {
+    all().map(Registration::name).collect()
+}
+
+fn find(name: &str) -> Result<&'static Registration> {
+    match all().find(|rule| rule.name == name) {
+        Some(rule) => Ok(rule),
+        None => Err(ErrorKind::UnknownOptimizer {
+            name: name.into(),
+            known: names().join(", "),
+        }
+        .into()),
+    }
+}
+
+/// The rule `name` with its default options, some of them replaced.
+pub(super) fn from_json(name: &str, options: &Value) -> Result<OptimizerSpec> {
+    let rule = find(name)?;
+    replace(rule, (rule.defaults)(), options)
+}
+
+/// `spec` with some of its options replaced.
+pub(super) fn with_options(spec: &OptimizerSpec, options: &Value) -> Result<OptimizerSpec> {
+    replace(find(spec.name())?, spec.to_json(), options)
+}
+
+fn replace(rule: &Registration, mut all: Value, options: &Value) -> Result<OptimizerSpec> {
+    let refused = |option: &str, value: &Value, bound: String| {
+        Err(ErrorKind::OptionValue {
+            optimizer: rule.name.into(),
+            option: option.into(),
+            value: value.to_string(),
+            bound,
+        }
+        .into())
+    };
+    let none = Map::new();
+    let given = match options {
+        Value::Object(given) => given,
+        Value::Null => &none,
+        other => return refused("options", other, "an object of options by name".into()),
+    };
+    for (option, value) in given {
+        let Some(place) = all.get_mut(option) else {
+            let known = all
+                .as_object()
+                .map(|o| o.keys().map(String::as_str).collect::<Vec<_>>().join(", "))
+                .unwrap_or_default();
+            return Err(ErrorKind::UnknownOption {
+                optimizer: rule.name.into(),
+                option: option.clone(),
+                known,
+            }
+            .into());
+        };
+        *place = value.clone();
+        // One option at a time, so that the one of a wrong type is named.
+        if let Err(error) = (rule.from_json)(all.clone()) {
+            return refused(option, value, format!("of the option's type ({error})"));
+        }
+    }
+    match (rule.from_json)(all) {
+        Ok(rule) => {
+            rule.check()?;
+            Ok(OptimizerSpec::erased(rule))
+        }
+        Err(error) => refused("options", options, error.to_string()),
+    }
+}
+
+/// The rule `name` from the bytes of its options.
+pub(super) fn from_bytes(name: &str, bytes: &[u8]) -> Result<OptimizerSpec> {
+    let rule = (find(name)?.from_bytes)(bytes).map_err(|error| ErrorKind::Decode {
+        what: format!("options of {name}: {error}"),
+    })?;
+    rule.check()?;
+    Ok(OptimizerSpec::erased(rule))
+}

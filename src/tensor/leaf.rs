@@ -1,0 +1,271 @@
+//! Leaves: cells whose values change between uses of a graph, and which gather gradients.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use super::graph::{self, Edge, Node};
+use super::hooks::{GradientHook, Hooks, PostAccumulateHook};
+use super::{Data, Gradient, HookHandle, Spec, Tensor, shape};
+use crate::{ErrorKind, Result};
+
+/// A cell that holds the current values of a parameter, their version, and the gradient gathered for them.
+///
+/// Graphs, fetches and snapshots share the storage they read. An update writes in place when nobody shares it, else it
+/// swaps in a new storage, so nobody ever sees values change under it.
+///
+/// ```
+/// use rankgrad::tensor::{Data, Element, Tensor};
+/// # fn main() -> rankgrad::Result<()> {
+/// let w = Tensor::from_vec(vec![1.0, 2.0], 2)?.parameter()?;
+/// let leaf = w.leaf().expect("a parameter is a leaf");
+/// let double = |data: &mut Data| {
+///     f64::peek_mut(data)?.mapv_inplace(|x| 2.0 * x);
+///     Ok(())
+/// };
+/// let ((), updated) = leaf.update(double)?;
+/// assert_eq!((updated.version, updated.in_place), (1, true));
+/// let before = w.data();
+/// assert!(!leaf.update(double)?.1.in_place);
+/// assert_eq!(before.view::<f64>()?[1], 4.0);
+/// assert_eq!(w.to_vec::<f64>()?, [4.0, 8.0]);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Leaf {
+    id: u64,
+    spec: Spec,
+    parameter: bool,
+    requires_grad: AtomicBool,
+    name: OnceLock<String>,
+    key: graph::Key,
+    cell: Mutex<Cell>,
+    grad: Mutex<Option<Gradient>>,
+    pub(crate) hooks: Hooks<GradientHook>,
+    post_accumulate: Hooks<PostAccumulateHook>,
+}
+
+struct Cell {
+    data: Data,
+    version: u64,
+}
+
+/// What an update of a leaf did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Updated {
+    /// The leaf's version after it.
+    pub version: u64,
+    /// Whether the storage was written in place; else new storage was swapped in.
+    pub in_place: bool,
+}
+
+impl Leaf {
+    pub(crate) fn new(data: Data, parameter: bool) -> Self {
+        let key = graph::Key::next();
+        Leaf {
+            id: key.seq,
+            spec: Spec::of(&data),
+            parameter,
+            requires_grad: AtomicBool::new(true),
+            name: OnceLock::new(),
+            key,
+            cell: Mutex::new(Cell { data, version: 0 }),
+            grad: Mutex::new(None),
+            hooks: Hooks::default(),
+            post_accumulate: Hooks::default(),
+        }
+    }
+
+    fn cell(&self) -> MutexGuard<'_, Cell> {
+        self.cell.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A number that no other leaf of this process has.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Number of updates so far.
+    pub fn version(&self) -> u64 {
+        self.cell().version
+    }
+
+    /// Whether it was made as a parameter.
+    pub fn is_parameter(&self) -> bool {
+        self.parameter
+    }
+
+    /// The name given to it, if any.
+    pub fn name(&self) -> Option<&str> {
+        self.name.get().map(String::as_str)
+    }
+
+    /// Names the leaf for reports and errors. A name is given once; later ones are ignored.
+    pub fn set_name(&self, name: impl Into<String>) {
+        let _ = self.name.set(name.into());
+    }
+
+    /// Whether gradients are gathered for it.
+    pub fn requires_grad(&self) -> bool {
+        self.requires_grad.load(Ordering::Relaxed)
+    }
+
+    /// Sets whether graphs that are recorded from now on lead to it.
+    pub fn set_requires_grad(&self, requires_grad: bool) {
+        self.requires_grad.store(requires_grad, Ordering::Relaxed);
+    }
+
+    /// Dtype and shape, which never change.
+    pub(crate) fn spec(&self) -> &Spec {
+        &self.spec
+    }
+
+    pub(crate) fn key(&self) -> &graph::Key {
+        &self.key
+    }
+
+    /// The current values. They share the storage; a later update doesn't change them.
+    ///
+    /// Blocks while an update is under way.
+    pub fn data(&self) -> Data {
+        self.cell().data.clone()
+    }
+
+    pub(crate) fn into_data(self) -> Data {
+        self.cell.into_inner().unwrap_or_else(PoisonError::into_inner).data
+    }
+
+    /// The current values and their version, from one moment.
+    ///
+    /// Blocks while an update is under way.
+    pub fn versioned(&self) -> (Data, u64) {
+        let cell = self.cell();
+        (cell.data.clone(), cell.version)
+    }
+
+    /// Replaces the values and returns the new version.
+    ///
+    /// # Errors
+    /// [`ErrorKind::DType`] and [`ErrorKind::Shape`] when they aren't those of the leaf; nothing changed then.
+    pub fn set_data(&self, data: Data) -> Result<u64> {
+        let found = Spec::of(&data);
+        if found.dtype != self.spec.dtype {
+            return Err(ErrorKind::DType {
+                op: "set_data".into(),
+                expected: self.spec.dtype.to_string(),
+                found: found.dtype.to_string(),
+            }
+            .into());
+        }
+        if found != self.spec {
+            return Err(shape::mismatch(
+                "set_data",
+                self.spec.shape(),
+                found.shape(),
+                "a leaf keeps its shape",
+            ));
+        }
+        let mut cell = self.cell();
+        cell.data = data;
+        cell.version += 1;
+        Ok(cell.version)
+    }
+
+    /// Runs `f` on the values under the leaf's lock, in place if nobody else shares the storage, else on a copy that is
+    /// then swapped in. The version grows by one if `f` returns `Ok`.
+    ///
+    /// # Errors
+    /// What `f` returns. Out of place, nothing changed then; in place, what `f` wrote before it failed stays.
+    /// [`ErrorKind::Shape`] when `f` put values of another dtype or shape there, which are dropped (in place, zeros are left).
+    pub fn update<R>(&self, f: impl FnOnce(&mut Data) -> Result<R>) -> Result<(R, Updated)> {
+        let mut cell = self.cell();
+        let in_place = cell.data.is_unique();
+        let wrong = |data: &Data| shape::mismatch("update", self.spec.shape(), data.shape(), "a leaf keeps its dtype and shape");
+        let result = if in_place {
+            let result = f(&mut cell.data);
+            if Spec::of(&cell.data) != self.spec {
+                let error = wrong(&cell.data);
+                cell.data = Data::zeros(self.spec.dtype, self.spec.shape());
+                return Err(error);
+            }
+            result?
+        } else {
+            let mut fresh = cell.data.deep_copy();
+            let result = f(&mut fresh)?;
+            if Spec::of(&fresh) != self.spec {
+                return Err(wrong(&fresh));
+            }
+            cell.data = fresh;
+            result
+        };
+        cell.version += 1;
+        Ok((
+            result,
+            Updated {
+                version: cell.version,
+                in_place,
+            },
+        ))
+    }
+
+    /// The gradient gathered so far.
+    pub fn grad(&self) -> Option<Gradient> {
+        self.grad.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The gradient gathered so far, which the leaf then no longer has.
+    pub fn take_grad(&self) -> Option<Gradient> {
+        self.grad.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Adds a gradient to the one gathered so far.
+    ///
+    /// # Errors
+    /// [`ErrorKind::DType`] and [`ErrorKind::Shape`] when they aren't those of the leaf; nothing changed then.
+    pub fn accumulate_grad(&self, gradient: Gradient) -> Result<()> {
+        gradient.check("accumulate_grad", &self.spec)?;
+        let mut grad = self.grad.lock().unwrap_or_else(PoisonError::into_inner);
+        match grad.as_mut() {
+            Some(sum) => sum.accumulate(gradient),
+            None => {
+                *grad = Some(gradient);
+                Ok(())
+            }
+        }
+    }
+
+    /// Registers a hook that runs after a gradient was accumulated; see [`Tensor::register_post_accumulate_hook`].
+    pub fn register_post_accumulate_hook(&self, hook: impl Fn(&Tensor) -> Result<()> + Send + Sync + 'static) -> HookHandle {
+        self.post_accumulate.add(Arc::new(hook))
+    }
+
+    /// Runs the hooks registered for after an accumulation, in their order; the first error ends it.
+    pub(crate) fn run_post_accumulate_hooks(self: &Arc<Self>) -> Result<()> {
+        let hooks = self.post_accumulate.snapshot();
+        if hooks.is_empty() {
+            return Ok(());
+        }
+        let tensor = Tensor::from_leaf(self.clone());
+        hooks.iter().try_for_each(|hook| hook(&tensor))
+    }
+
+    /// Where gradients for this leaf go.
+    pub(crate) fn edge(self: &Arc<Self>) -> Edge {
+        Edge {
+            node: Node::leaf(self.clone()),
+            slot: 0,
+        }
+    }
+}
+
+impl std::fmt::Debug for Leaf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Leaf")
+            .field("id", &self.id)
+            .field("name", &self.name())
+            .field("dtype", &self.spec.dtype)
+            .field("shape", &self.spec.shape())
+            .field("version", &self.version())
+            .field("requires_grad", &self.requires_grad())
+            .finish()
+    }
+}
