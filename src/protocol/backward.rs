@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 
 use super::ids::{ContextId, CrossingId, TaskId};
-use super::message::{Answer, Mode, Op, Part};
+use super::message::{Answer, Manner, Mode, Op, Part};
 use super::{Action, Origin, Rank};
 use crate::{Error, ErrorKind};
 
@@ -62,7 +62,7 @@ enum Phase {
 #[derive(Debug)]
 pub(super) struct Backward<P> {
     number: u32,
-    mode: Mode,
+    manner: Manner,
     root: bool,
     phase: Phase,
     /// The request that found this rank idle; answered when it is idle again.
@@ -79,12 +79,12 @@ pub(super) struct Backward<P> {
 }
 
 impl<P> Backward<P> {
-    fn new(number: u32, mode: Mode, root: bool) -> Self {
+    fn new(number: u32, manner: Manner, root: bool) -> Self {
         Backward {
             number,
-            mode,
+            manner,
             root,
-            phase: if mode == Mode::Exact { Phase::Marking } else { Phase::Flowing },
+            phase: if manner.mode == Mode::Exact { Phase::Marking } else { Phase::Flowing },
             parent: None,
             first: true,
             children: BTreeSet::new(),
@@ -104,14 +104,14 @@ impl<P> Backward<P> {
 
 impl<V: Clone, P: Default> Rank<V, P> {
     /// Begins a backward of one of this rank's contexts; [`Action::BackwardDone`] tells its end.
-    pub(crate) fn begin_backward(&mut self, context: ContextId, number: u32, mode: Mode) -> Result<(), Error> {
+    pub(crate) fn begin_backward(&mut self, context: ContextId, number: u32, manner: Manner) -> Result<(), Error> {
         if !self.contexts.is_live(context) {
             return Err(self.contexts.gone("backward", context));
         }
         self.check_idle("backward", context)?;
-        let mut backward = Backward::new(number, mode, true);
+        let mut backward = Backward::new(number, manner, true);
         backward.inbox.push(Input::MarkRoots);
-        if mode == Mode::Fast {
+        if manner.mode == Mode::Fast {
             backward.inbox.extend([Input::ExpectAll, Input::SeedRoots]);
         }
         self.backwards.insert(context, backward);
@@ -142,7 +142,7 @@ impl<V: Clone, P: Default> Rank<V, P> {
     }
 
     /// A part arrives from another rank.
-    pub(super) fn backward_part(&mut self, task: TaskId, context: ContextId, number: u32, mode: Mode, part: Part, payload: P) {
+    pub(super) fn backward_part(&mut self, task: TaskId, context: ContextId, number: u32, manner: Manner, part: Part, payload: P) {
         if !self.contexts.is_live(context) {
             let gone = self.contexts.gone("backward", context);
             return self.answer(task, Answer::default(), Err(gone));
@@ -156,7 +156,7 @@ impl<V: Clone, P: Default> Rank<V, P> {
             }
             None if settling => return self.answer(task, Answer::default(), Ok(())),
             None => {
-                self.backwards.insert(context, Backward::new(number, mode, false));
+                self.backwards.insert(context, Backward::new(number, manner, false));
             }
         }
         let Some(backward) = self.backwards.get_mut(&context) else { return };
@@ -164,7 +164,7 @@ impl<V: Clone, P: Default> Rank<V, P> {
         match part {
             Part::Mark(crossing) => backward.inbox.push(Input::Mark(crossing)),
             Part::Gradient(crossing) => {
-                if backward.mode == Mode::Fast {
+                if backward.manner.mode == Mode::Fast {
                     backward.balance -= 1;
                     if fresh {
                         backward.inbox.push(Input::ExpectAll);
@@ -194,14 +194,15 @@ impl<V: Clone, P: Default> Rank<V, P> {
         if let Some(error) = output.error {
             backward.fail(me, error);
         }
-        let (number, mode, failed) = (backward.number, backward.mode, backward.failed.is_some());
+        let (number, manner, failed) = (backward.number, backward.manner, backward.failed.is_some());
         if !failed {
-            backward.outstanding += output.reached.len() + output.gradients.len();
-            for crossing in output.reached {
-                self.send_part(context, number, mode, crossing.rank(), Part::Mark(crossing), P::default());
+            let marks = if manner.mode == Mode::Exact { output.reached } else { Vec::new() };
+            backward.outstanding += marks.len() + output.gradients.len();
+            for crossing in marks {
+                self.send_part(context, number, manner, crossing.rank(), Part::Mark(crossing), P::default());
             }
             for (crossing, gradients) in output.gradients {
-                self.send_part(context, number, mode, crossing.rank(), Part::Gradient(crossing), gradients);
+                self.send_part(context, number, manner, crossing.rank(), Part::Gradient(crossing), gradients);
             }
         }
         self.pump(context);
@@ -235,8 +236,8 @@ impl<V: Clone, P: Default> Rank<V, P> {
         }
     }
 
-    fn send_part(&mut self, context: ContextId, backward: u32, mode: Mode, to: u32, part: Part, payload: P) {
-        self.issue(to, Op::Backward { context, backward, mode, part }, Vec::new(), payload, Origin::Backward(context));
+    fn send_part(&mut self, context: ContextId, backward: u32, manner: Manner, to: u32, part: Part, payload: P) {
+        self.issue(to, Op::Backward { context, backward, manner, part }, Vec::new(), payload, Origin::Backward(context));
     }
 
     /// Lets the engine do what has gathered; when nothing is left to do or to wait for, ends the round.
@@ -251,7 +252,8 @@ impl<V: Clone, P: Default> Rank<V, P> {
         if !backward.inbox.is_empty() {
             backward.running = true;
             let inputs = std::mem::take(&mut backward.inbox);
-            self.actions.push(Action::Engine { context, inputs });
+            let retain_graph = backward.manner.retain_graph;
+            self.actions.push(Action::Engine { context, retain_graph, inputs });
         } else if backward.outstanding == 0 {
             self.idle(context);
         }
@@ -297,11 +299,11 @@ impl<V: Clone, P: Default> Rank<V, P> {
         backward.phase = Phase::Settling { commit };
         backward.parent = parent;
         backward.inbox = vec![if commit { Input::Commit } else { Input::Abort }];
-        let (number, mode) = (backward.number, backward.mode);
+        let (number, manner) = (backward.number, backward.manner);
         let children: Vec<u32> = backward.children.iter().copied().collect();
         backward.outstanding += children.len();
         for child in children {
-            self.send_part(context, number, mode, child, if commit { Part::Commit } else { Part::Abort }, P::default());
+            self.send_part(context, number, manner, child, if commit { Part::Commit } else { Part::Abort }, P::default());
         }
         self.pump(context);
     }

@@ -15,6 +15,13 @@ pub enum Mode {
     Fast,
 }
 
+/// What all ranks of a backward must know about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub(crate) struct Manner {
+    pub mode: Mode,
+    pub retain_graph: bool,
+}
+
 /// The part of a recorded message that places it in its context.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Tag {
@@ -44,7 +51,7 @@ pub(crate) enum Op {
     /// Send a value.
     Fetch { value: ValueId, context: Option<Tag> },
     /// A part of a backward.
-    Backward { context: ContextId, backward: u32, mode: Mode, part: Part },
+    Backward { context: ContextId, backward: u32, manner: Manner, part: Part },
     /// Forget a context, here and on all ranks that met it through this one.
     Release { context: ContextId, low: u64 },
 }

@@ -19,7 +19,7 @@ pub(crate) use drain::children;
 pub use ids::{ContextId, OptimizerId, RefId, ValueId};
 pub(crate) use ids::{CrossingId, MAX_RANKS, RequestId, TaskId};
 pub use message::Mode;
-pub(crate) use message::{Answer, Gate, Message, Op, Status, Tag};
+pub(crate) use message::{Answer, Gate, Manner, Message, Op, Status, Tag};
 use references::{Lookup, References};
 
 use crate::Error;
@@ -55,7 +55,7 @@ pub(crate) enum Action<V, P> {
     /// Do some work, then call [`Rank::done`].
     Run { task: TaskId, work: Work<V, P> },
     /// Let the engine of a backward work, then call [`Rank::engine_done`].
-    Engine { context: ContextId, inputs: Vec<Input<P>> },
+    Engine { context: ContextId, retain_graph: bool, inputs: Vec<Input<P>> },
     /// A request of this rank was answered. The payload holds a handle on each of `refs`.
     Answered { request: RequestId, from: u32, answer: Answer, outcome: Result<P, Error>, refs: Vec<RefId> },
     /// A backward of this rank ended.
@@ -559,7 +559,7 @@ impl<V: Clone, P: Default> Rank<V, P> {
                 Ok(None) => unreachable!("a fetch is parked until its value is made"),
                 Err(error) => self.answer(task, Answer::default(), Err(error)),
             },
-            Op::Backward { context, backward, mode, part } => self.backward_part(task, context, backward, mode, part, payload),
+            Op::Backward { context, backward, manner, part } => self.backward_part(task, context, backward, manner, part, payload),
             Op::Release { context, low } => self.release(context, low, Some(task), None),
         }
     }

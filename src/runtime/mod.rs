@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use crate::config::Settings;
 use crate::protocol::{
-    Action, ContextId, Counters, Input, Message, Mode, Op, Outcome, Output, Rank, RefId, RequestId, TaskId, ValueId, Window, Work,
+    Action, ContextId, Counters, Input, Manner, Message, Op, Outcome, Output, Rank, RefId, RequestId, TaskId, ValueId, Window, Work,
 };
 use crate::transport::{Delivery, Transport};
 use crate::wire::{self, Delivered, Handle, Payload};
@@ -31,9 +31,9 @@ pub(crate) type Value = Arc<dyn Any + Send + Sync>;
 /// What the rooms above do for the driver.
 pub(crate) trait Executor: Send + Sync {
     /// Does a task; `main` is the state of `on_main` functions, on the thread that has it. Catches what user code panics with.
-    fn execute(&self, runtime: &Arc<Runtime>, job: Job, main: Option<&mut dyn Any>) -> Outcome<Value, Payload>;
+    fn execute(&self, runtime: &Arc<Runtime>, job: Job, main: Option<&mut dyn Any>) -> Done;
     /// Lets the engine of a backward work.
-    fn engine(&self, context: ContextId, inputs: Vec<Input<Payload>>) -> Output<Payload>;
+    fn engine(&self, context: ContextId, retain_graph: bool, inputs: Vec<Input<Payload>>) -> Output<Payload>;
     /// A context was released.
     fn forget(&self, context: ContextId);
     /// Wraps a reference's handle.
@@ -44,6 +44,12 @@ pub(crate) trait Executor: Send + Sync {
     fn is_heavy(&self) -> bool;
     /// What a value is, for messages.
     fn describe(&self, value: &Value) -> String;
+}
+
+/// What a task came to, and what must stay alive until its answer has gone.
+pub(crate) struct Done {
+    pub outcome: Outcome<Value, Payload>,
+    pub handles: Vec<Handle>,
 }
 
 /// A task with everything that keeps its references alive.
@@ -57,7 +63,7 @@ pub(crate) struct Job {
 enum Todo {
     Task { task: TaskId, job: Job, heavy: bool },
     OnMain { task: TaskId, job: Job },
-    Engine { context: ContextId, inputs: Vec<Input<Payload>> },
+    Engine { context: ContextId, retain_graph: bool, inputs: Vec<Input<Payload>> },
 }
 
 struct Core {
@@ -246,7 +252,7 @@ impl Runtime {
                 let job = Job { from: task.from, work, handles };
                 after.todos.push(if on_main { Todo::OnMain { task, job } } else { Todo::Task { task, job, heavy } });
             }
-            Action::Engine { context, inputs } => after.todos.push(Todo::Engine { context, inputs }),
+            Action::Engine { context, retain_graph, inputs } => after.todos.push(Todo::Engine { context, retain_graph, inputs }),
             Action::Answered { request, answer, outcome, refs, .. } => {
                 let handles = self.custody(&refs);
                 let crossing = answer.crossing;
@@ -403,11 +409,13 @@ impl Runtime {
         while let Some(todo) = next.take() {
             let (_, after) = match todo {
                 Todo::Task { task, job, .. } | Todo::OnMain { task, job } => {
-                    let outcome = self.executor.execute(self, job, main.as_deref_mut());
-                    self.step(|core| core.rank.done(task, outcome))?
+                    let Done { outcome, handles } = self.executor.execute(self, job, main.as_deref_mut());
+                    let done = self.step(|core| core.rank.done(task, outcome))?;
+                    drop(handles);
+                    done
                 }
-                Todo::Engine { context, inputs } => {
-                    let output = self.executor.engine(context, inputs);
+                Todo::Engine { context, retain_graph, inputs } => {
+                    let output = self.executor.engine(context, retain_graph, inputs);
                     self.step(|core| core.rank.engine_done(context, output))?
                 }
             };
@@ -552,11 +560,11 @@ impl Runtime {
     }
 
     /// Runs a backward of one of this rank's contexts, whose roots the executor knows.
-    pub(crate) fn backward(self: &Arc<Self>, context: ContextId, number: u32, mode: Mode, limit: Option<Duration>) -> Result<()> {
+    pub(crate) fn backward(self: &Arc<Self>, context: ContextId, number: u32, manner: Manner, limit: Option<Duration>) -> Result<()> {
         let slot = Slot::new();
         let waiting = Arc::clone(&slot);
         let (begun, after) = self.step(move |core| {
-            core.rank.begin_backward(context, number, mode)?;
+            core.rank.begin_backward(context, number, manner)?;
             core.backwards.insert(context, waiting);
             Ok::<(), Error>(())
         })?;

@@ -38,7 +38,7 @@ impl<'de> Deserialize<'de> for Tensor {
             let data = decoder.segments.get(place as usize).ok_or_else(|| D::Error::custom("no such segment"))?.clone();
             let slot = decoder.slots.iter().position(|&s| s == place);
             Ok(match (slot, &decoder.node) {
-                (Some(slot), Some(node)) => Tensor::with_edge(data, Edge::new(node.clone(), slot)),
+                (Some(slot), Some(node)) => Tensor::with_edge(data, Edge { node: node.clone(), slot }),
                 _ => Tensor::from_data(data),
             })
         })

@@ -1,0 +1,225 @@
+//! What a rank keeps of a distributed autograd context: the tensors it sent, the gradients it accumulated, the engine at work.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::autograd::{self, Edge, Key, LeafSink};
+use crate::protocol::{ContextId, CrossingId, Input, Output};
+use crate::runtime::lock;
+use crate::tensor::{Gradient, Leaf, Tensor};
+use crate::wire::{Payload, decode_gradients, encode_gradients};
+use crate::{ErrorKind, Result};
+
+/// A frame: the code of one recorded call on one rank. Calls are numbered within the frame that issues them.
+#[derive(Debug)]
+pub(crate) struct Frame {
+    pub path: Arc<[u32]>,
+    next: AtomicU32,
+}
+
+impl Frame {
+    pub(crate) fn new(path: Vec<u32>) -> Arc<Self> {
+        Arc::new(Frame { path: path.into(), next: AtomicU32::new(0) })
+    }
+
+    /// The path of the next call that this frame issues.
+    pub(crate) fn next_path(&self) -> Vec<u32> {
+        let mut path = self.path.to_vec();
+        path.push(self.next.fetch_add(1, Ordering::Relaxed));
+        path
+    }
+}
+
+/// Where calls are recorded.
+#[derive(Debug, Clone)]
+pub(crate) struct Recorder {
+    pub recording: Arc<Recording>,
+    pub frame: Arc<Frame>,
+}
+
+/// Tensors that went to another rank.
+struct Sent {
+    key: Key,
+    edges: Vec<Option<Edge>>,
+    /// The call, for messages.
+    name: String,
+}
+
+type Gradients = HashMap<u64, (Arc<Leaf>, Gradient)>;
+
+#[derive(Default)]
+struct Engine {
+    roots: Vec<Tensor>,
+    backward: Option<autograd::Backward>,
+    /// Gradients of this backward, apart from the context's until it succeeded.
+    apart: Gradients,
+    /// Crossings that `Fast` expects a gradient for.
+    expected: BTreeMap<CrossingId, String>,
+}
+
+/// The part of a context that lives on this rank.
+pub(crate) struct Recording {
+    pub id: ContextId,
+    sent: Mutex<HashMap<CrossingId, Sent>>,
+    gradients: Mutex<Gradients>,
+    engine: Mutex<Engine>,
+}
+
+impl std::fmt::Debug for Recording {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Recording").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+impl Recording {
+    pub(crate) fn new(id: ContextId) -> Arc<Self> {
+        Arc::new(Recording { id, sent: Mutex::default(), gradients: Mutex::default(), engine: Mutex::default() })
+    }
+
+    /// Notes that tensors leave this rank; gradients for them will come under the returned id.
+    pub(crate) fn send(&self, me: u32, edges: Vec<Option<Edge>>, name: String) -> CrossingId {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let id = CrossingId::new(me, NEXT.fetch_add(1, Ordering::Relaxed));
+        lock(&self.sent).insert(id, Sent { key: Key::next(), edges, name });
+        id
+    }
+
+    /// What was sent came to nothing.
+    pub(crate) fn unsend(&self, id: CrossingId) {
+        lock(&self.sent).remove(&id);
+    }
+
+    /// The gradient of a leaf of this rank, if this context has one.
+    pub(crate) fn gradient(&self, leaf: u64) -> Option<Gradient> {
+        lock(&self.gradients).get(&leaf).map(|g| g.1.clone())
+    }
+
+    /// All gradients of leaves of this rank.
+    pub(crate) fn gradients(&self) -> Vec<(Arc<Leaf>, Gradient)> {
+        let mut all: Vec<_> = lock(&self.gradients).values().cloned().collect();
+        all.sort_by_key(|g| g.0.id());
+        all
+    }
+
+    /// Adds to the gradient of a leaf.
+    pub(crate) fn accumulate(&self, leaf: Arc<Leaf>, gradient: Gradient) -> Result<()> {
+        add(&mut lock(&self.gradients), leaf, gradient)
+    }
+
+    /// The roots of the backward that is about to begin on this rank.
+    pub(crate) fn set_roots(&self, roots: Vec<Tensor>) {
+        lock(&self.engine).roots = roots;
+    }
+
+    /// Does what a backward asks of this rank.
+    pub(crate) fn work(&self, retain_graph: bool, inputs: Vec<Input<Payload>>) -> Output<Payload> {
+        let mut output = Output::default();
+        let mut engine = lock(&self.engine);
+        if let Err(error) = self.try_work(&mut engine, retain_graph, inputs, &mut output) {
+            output.error = Some(error);
+        }
+        output
+    }
+
+    fn try_work(&self, engine: &mut Engine, retain: bool, inputs: Vec<Input<Payload>>, output: &mut Output<Payload>) -> Result<()> {
+        let Engine { roots, backward, apart, expected } = engine;
+        let mut flows = false;
+        for input in inputs {
+            let running = backward.get_or_insert_with(|| autograd::Backward::new(retain));
+            let reached = match input {
+                Input::MarkRoots => {
+                    let mut reached = Vec::new();
+                    for (i, root) in roots.iter().enumerate() {
+                        reached.extend(running.mark(&root_key(i), &[root.edge()])?);
+                    }
+                    reached
+                }
+                Input::ExpectAll => {
+                    let sent = lock(&self.sent);
+                    output.expected = sent.len();
+                    let mut reached = Vec::new();
+                    for (&id, sent) in sent.iter() {
+                        reached.extend(running.mark(&sent.key, &sent.edges)?);
+                        expected.insert(id, sent.name.clone());
+                    }
+                    reached
+                }
+                Input::Mark(id) => self.with_sent(id, |sent| running.mark(&sent.key, &sent.edges))?,
+                Input::SeedRoots => {
+                    for (i, root) in roots.iter().enumerate() {
+                        let one = Tensor::ones(root.dtype(), root.shape()).data();
+                        running.give(&root_key(i), &[root.edge()], vec![Some(Gradient::Dense(one))])?;
+                    }
+                    flows = true;
+                    Vec::new()
+                }
+                Input::Gradient(id, payload) => {
+                    let gradients = decode_gradients(payload)?;
+                    self.with_sent(id, |sent| running.give(&sent.key, &sent.edges, gradients))?;
+                    expected.remove(&id);
+                    flows = true;
+                    Vec::new()
+                }
+                Input::Commit => {
+                    let mut gradients = lock(&self.gradients);
+                    for (_, (leaf, gradient)) in apart.drain() {
+                        add(&mut gradients, leaf, gradient)?;
+                    }
+                    roots.clear();
+                    expected.clear();
+                    *backward = None;
+                    continue;
+                }
+                Input::Abort => {
+                    apart.clear();
+                    roots.clear();
+                    output.unreached.extend(std::mem::take(expected).into_values());
+                    *backward = None;
+                    continue;
+                }
+            };
+            output.reached.extend(reached.into_iter().map(CrossingId::from_bits));
+        }
+        if flows && let Some(running) = backward {
+            for (id, gradients) in running.run(&mut Apart(apart))? {
+                output.gradients.push((CrossingId::from_bits(id), encode_gradients(gradients)?));
+            }
+        }
+        Ok(())
+    }
+
+    fn with_sent<R>(&self, id: CrossingId, f: impl FnOnce(&Sent) -> Result<R>) -> Result<R> {
+        match lock(&self.sent).get(&id) {
+            Some(sent) => f(sent),
+            None => Err(ErrorKind::Argument {
+                op: "backward".into(),
+                what: format!("context {} has no record of the tensors {id}: the call that sent them failed", self.id),
+            }
+            .into()),
+        }
+    }
+}
+
+/// Roots come after everything else in the program, the first root last.
+fn root_key(root: usize) -> Key {
+    Key { frame: Arc::from([]), seq: u64::MAX - root as u64 }
+}
+
+fn add(gradients: &mut Gradients, leaf: Arc<Leaf>, gradient: Gradient) -> Result<()> {
+    match gradients.get_mut(&leaf.id()) {
+        Some((_, sum)) => sum.accumulate(gradient),
+        None => {
+            gradients.insert(leaf.id(), (leaf, gradient));
+            Ok(())
+        }
+    }
+}
+
+struct Apart<'a>(&'a mut Gradients);
+
+impl LeafSink for Apart<'_> {
+    fn complete(&mut self, leaf: &Arc<Leaf>, gradient: Gradient) -> Result<()> {
+        add(self.0, Arc::clone(leaf), gradient)
+    }
+}
