@@ -177,7 +177,9 @@ pub(crate) fn take(layout: &Layout, bytes: &mut &[u8]) -> Result<Data> {
 }
 
 fn copied<T: Pod>(bytes: &[u8]) -> Vec<T> {
-    bytemuck::pod_collect_to_vec(bytes)
+    let mut vec = vec![T::zeroed(); bytes.len() / size_of::<T>()];
+    bytemuck::cast_slice_mut(&mut vec).copy_from_slice(bytes);
+    vec
 }
 
 #[cfg(test)]

@@ -1,1 +1,395 @@
-//! MPI.
+//! Frames over MPI: the only place that calls MPI.
+//!
+//! `README.md` beside this file explains the inbox, how large frames travel, the doorbell, and why no wake-up is lost.
+
+// The calls themselves are foreign functions.
+#![allow(unsafe_code)]
+
+mod call;
+mod comm;
+mod engine;
+mod futex;
+mod incoming;
+mod launcher;
+mod message;
+mod outgoing;
+mod page;
+mod process;
+mod ring;
+mod start;
+
+use std::collections::VecDeque;
+use std::sync::atomic::{
+    AtomicBool, AtomicU64, AtomicUsize,
+    Ordering::{Relaxed, SeqCst},
+};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+use comm::{Comm, Request, SumScatter};
+use engine::Engine;
+use page::Doorbells;
+pub use process::set_blas_threads;
+pub use start::{Host, ThreadLevel};
+
+use super::{Delivery, Frame, Settings, Traffic, Transport};
+use crate::{ErrorKind, Result};
+
+/// The longest sleep while sends or receives are under way: they need polling to end.
+const SLEEP_IN_FLIGHT: Duration = Duration::from_millis(1);
+/// The same while segments are: without direct copies between processes both sides feed a pipeline.
+const SLEEP_FLOWING: Duration = Duration::from_micros(50);
+/// A poller stands back this often for threads that want the lock.
+const PATIENCE: usize = 100;
+
+/// One rank's way to the others over MPI. Made by [`start`], ended by [`close`](Transport::close).
+///
+/// A frame behind a large one from the same sender waits for it, so that order per pair holds across sizes. All MPI calls are made under one
+/// lock, by whichever thread calls; none blocks, except at the start, in `all_gather`, at the end and in `abort`.
+///
+/// Dropping it before `close` leaves MPI as it is, and leaks what MPI may still write to.
+#[derive(Debug)]
+pub struct MpiTransport {
+    rank: u32,
+    size: u32,
+    node_ranks: Vec<u32>,
+    thread_level: ThreadLevel,
+    /// Whether MPI ends with this transport.
+    own_mpi: bool,
+    message_limit: u64,
+    /// `None` after the end.
+    engine: Mutex<Option<Engine>>,
+    /// Threads that want the engine's lock to send: the poller stands back for them.
+    wanted: AtomicUsize,
+    doorbells: Doorbells,
+    /// Frames to this rank itself.
+    own: Mutex<VecDeque<Frame>>,
+    in_flight: AtomicUsize,
+    flowing: AtomicUsize,
+    closed: AtomicBool,
+    messages: AtomicU64,
+    bytes: AtomicU64,
+}
+
+/// Starts the transport, and MPI if there is no host. Collective over the ranks that take part; blocks until all called it. Works without a
+/// launcher, as one rank.
+///
+/// The thread that starts must be the one that closes, if MPI is ours: MPI wants to be ended by the thread that started it.
+///
+/// # Errors
+/// - [`ErrorKind::Setting`]: a size out of its bounds, or `eager_limit` or `chunk_limit` not the same on all ranks.
+/// - [`ErrorKind::Init`]: MPI is already up and no communicator was given, or isn't up and one was, or has ended.
+/// - [`ErrorKind::ThreadLevel`]: less than MPI_THREAD_SERIALIZED; initialise MPI with MPI_THREAD_MULTIPLE.
+/// - [`ErrorKind::Launcher`]: the launcher started several ranks, and this process is alone: launcher and MPI don't fit together.
+/// - [`ErrorKind::Mpi`]: an MPI call failed.
+///
+/// # Examples
+/// ```
+/// use rankgrad::transport::mpi::{self, Host};
+/// use rankgrad::transport::{Frame, Settings, Transport};
+///
+/// let transport = mpi::start(Host::none(), Settings::default())?;
+/// let next = (transport.rank() + 1) % transport.size();
+/// transport.send(next, Frame { header: b"hello".to_vec(), segments: vec![] })?;
+/// let mut inbox = Vec::new();
+/// while inbox.is_empty() {
+///     transport.poll(&mut inbox)?;
+/// }
+/// transport.close()?;
+/// # Ok::<(), rankgrad::Error>(())
+/// ```
+pub fn start(host: Host<'_>, settings: Settings) -> Result<MpiTransport> {
+    settings.check()?;
+    let own_mpi = host.is_none();
+    let (comm, thread_level) = start::start(&host)?;
+    same_on_all_ranks(&comm, &settings)?;
+    let (rank, size) = (comm.rank, comm.size);
+    let (doorbells, node_ranks) = Doorbells::new(&comm)?;
+    let engine = Engine::new(comm, &settings)?;
+    process::opened();
+    log::debug!(
+        "rank {rank} of {size} is up: {thread_level}, {} ranks on this node",
+        node_ranks.len()
+    );
+    Ok(MpiTransport {
+        rank,
+        size,
+        node_ranks,
+        thread_level,
+        own_mpi,
+        message_limit: settings.message_limit,
+        engine: Mutex::new(Some(engine)),
+        wanted: AtomicUsize::new(0),
+        doorbells,
+        own: Mutex::new(VecDeque::new()),
+        in_flight: AtomicUsize::new(0),
+        flowing: AtomicUsize::new(0),
+        closed: AtomicBool::new(false),
+        messages: AtomicU64::new(0),
+        bytes: AtomicU64::new(0),
+    })
+}
+
+/// Sender and receiver must agree on what fits in a slot, and where chunks end.
+fn same_on_all_ranks(comm: &Comm, settings: &Settings) -> Result<()> {
+    let mine = format!("eager_limit={} chunk_limit={}", settings.eager_limit, settings.chunk_limit);
+    let all = comm.all_gather(mine.as_bytes())?;
+    match all.iter().position(|other| *other != all[0]) {
+        None => Ok(()),
+        Some(rank) => {
+            let [first, other] = [0, rank].map(|rank| String::from_utf8_lossy(&all[rank]).into_owned());
+            let (name, expected) = (format!("transport on rank {rank}"), format!("the same as on rank 0: {first}"));
+            Err(ErrorKind::Setting {
+                name,
+                value: other,
+                expected,
+            }
+            .into())
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cold]
+fn shut_down() -> crate::Error {
+    ErrorKind::ShutDown {
+        operation: "the MPI transport".into(),
+    }
+    .into()
+}
+
+impl MpiTransport {
+    /// What MPI lets threads do. Below MPI_THREAD_MULTIPLE the host must not call MPI while we do. Local.
+    pub fn thread_level(&self) -> ThreadLevel {
+        self.thread_level
+    }
+
+    /// The engine, for a thread that goes before the poller.
+    fn engine(&self) -> MutexGuard<'_, Option<Engine>> {
+        match self.engine.try_lock() {
+            Ok(engine) => engine,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                self.wanted.fetch_add(1, SeqCst);
+                let engine = lock(&self.engine);
+                self.wanted.fetch_sub(1, SeqCst);
+                engine
+            }
+        }
+    }
+
+    fn note(&self, engine: &Engine) {
+        self.in_flight.store(engine.in_flight(), SeqCst);
+        self.flowing.store(engine.flowing(), SeqCst);
+    }
+
+    fn send_to_self(&self, frame: Frame) -> Result<()> {
+        if self.closed.load(SeqCst) {
+            return Err(shut_down());
+        }
+        lock(&self.own).push_back(frame);
+        self.doorbells.ring(self.rank);
+        Ok(())
+    }
+
+    fn poll_self(&self, inbox: &mut Vec<(u32, Delivery)>) -> bool {
+        let mut own = lock(&self.own);
+        let moved = !own.is_empty();
+        for frame in own.drain(..) {
+            self.doorbells.took(self.rank);
+            inbox.push((self.rank, frame.within(self.message_limit)));
+        }
+        moved
+    }
+
+    fn progress(&self, inbox: &mut Vec<(u32, Delivery)>) -> Result<bool> {
+        let mut guard = lock(&self.engine);
+        let Some(engine) = guard.as_mut() else { return Ok(false) };
+        let moved = engine.progress(&self.doorbells, inbox);
+        self.note(engine);
+        moved
+    }
+
+    /// Moves things on until `done`; drops what arrives. The engine is there until the end has taken it.
+    fn progress_until(&self, dropped: &mut usize, mut done: impl FnMut(&mut Engine) -> Result<bool>) -> Result<()> {
+        let mut inbox = Vec::new();
+        let mut quiet_since = Instant::now();
+        loop {
+            if self.progress(&mut inbox)? {
+                quiet_since = Instant::now();
+            }
+            *dropped += inbox.drain(..).count();
+            if lock(&self.engine).as_mut().map_or(Ok(true), &mut done)? {
+                return Ok(());
+            }
+            // Others may need the core to get here: yield at first, then sleep.
+            if quiet_since.elapsed() < Duration::from_micros(50) {
+                std::thread::yield_now();
+            } else {
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        }
+    }
+
+    /// Brings the traffic to an end: afterwards no message is under way to or from any rank.
+    fn drain(&self) -> Result<usize> {
+        let mut dropped = 0;
+        // Own transfers first: when all ranks have entered the barrier, nobody has an answer to wait for or to give.
+        self.progress_until(&mut dropped, |engine| Ok(engine.outgoing.len() == 0))?;
+        let mut barrier: Option<Request> = None;
+        self.progress_until(&mut dropped, |engine| {
+            if barrier.is_none() {
+                barrier = Some(engine.comm.ibarrier()?);
+            }
+            barrier.as_mut().map_or(Ok(false), Request::done)
+        })?;
+        // A send that is done may not have arrived: each rank learns how many messages to expect.
+        let mut counts: Option<SumScatter> = None;
+        let mut expected = None;
+        self.progress_until(&mut dropped, |engine| {
+            if counts.is_none() {
+                counts = Some(engine.comm.isum_scatter(engine.outgoing.sent().to_vec())?);
+            }
+            expected = counts.as_mut().map_or(Ok(None), SumScatter::done)?;
+            Ok(expected.is_some())
+        })?;
+        self.progress_until(&mut dropped, |engine| {
+            Ok(Some(engine.received) == expected && engine.in_flight() == 0)
+        })?;
+        Ok(dropped)
+    }
+}
+
+impl Transport for MpiTransport {
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    fn size(&self) -> u32 {
+        self.size
+    }
+
+    fn node_ranks(&self) -> &[u32] {
+        &self.node_ranks
+    }
+
+    fn send(&self, to: u32, mut frame: Frame) -> Result<()> {
+        if to >= self.size {
+            return Err(ErrorKind::UnknownRank {
+                operation: "send".into(),
+                rank: to.into(),
+                size: self.size,
+            }
+            .into());
+        }
+        for segment in frame.segments.iter_mut().filter(|segment| !segment.is_contiguous()) {
+            *segment = segment.to_contiguous();
+        }
+        if to == self.rank {
+            return self.send_to_self(frame);
+        }
+        let bytes = frame.header.len() as u64 + frame.segment_bytes();
+        {
+            let mut guard = self.engine();
+            // Looked at under the lock: the end counts what was sent before.
+            let engine = guard.as_mut().filter(|_| !self.closed.load(SeqCst)).ok_or_else(shut_down)?;
+            engine.send(to, frame)?;
+            self.note(engine);
+        }
+        // Send, then ring: see README.md.
+        self.doorbells.ring(to);
+        self.messages.fetch_add(1, Relaxed);
+        self.bytes.fetch_add(bytes, Relaxed);
+        Ok(())
+    }
+
+    fn poll(&self, inbox: &mut Vec<(u32, Delivery)>) -> Result<bool> {
+        for _ in 0..PATIENCE {
+            if self.wanted.load(SeqCst) == 0 {
+                break;
+            }
+            std::thread::yield_now();
+        }
+        let moved = self.poll_self(inbox);
+        Ok(self.progress(inbox)? || moved)
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight.load(SeqCst)
+    }
+
+    fn sleep(&self, limit: Duration) {
+        let most = if self.flowing.load(SeqCst) > 0 {
+            SLEEP_FLOWING
+        } else if self.in_flight() > 0 {
+            SLEEP_IN_FLIGHT
+        } else {
+            limit
+        };
+        self.doorbells.sleep(limit.min(most));
+    }
+
+    fn set_away(&self, away: bool) -> bool {
+        self.doorbells.set_away(away)
+    }
+
+    fn doze(&self, limit: Duration) {
+        self.doorbells.doze(limit);
+    }
+
+    fn wake(&self) {
+        self.doorbells.wake();
+    }
+
+    fn traffic(&self) -> Traffic {
+        Traffic {
+            messages: self.messages.load(Relaxed),
+            bytes: self.bytes.load(Relaxed),
+        }
+    }
+
+    fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.engine().as_ref().ok_or_else(shut_down)?.comm.all_gather(bytes)
+    }
+
+    fn close(&self) -> Result<()> {
+        if self.closed.swap(true, SeqCst) {
+            return Ok(());
+        }
+        let dropped = self.drain()? + lock(&self.own).drain(..).count();
+        let Some(engine) = lock(&self.engine).take() else { return Ok(()) };
+        // From here on no other thread gets to MPI.
+        let comm = engine.end()?;
+        self.doorbells.free()?;
+        comm.free()?;
+        if self.own_mpi {
+            start::finalize()?;
+        }
+        process::closed();
+        if dropped > 0 {
+            log::warn!(
+                "rank {}: {dropped} frames arrived after the last poll and were dropped at the end",
+                self.rank
+            );
+        }
+        Ok(())
+    }
+
+    fn abort(&self, code: i32) -> ! {
+        log::error!("rank {} aborts the job (code {code})", self.rank);
+        process::abort(code)
+    }
+}
+
+impl Drop for MpiTransport {
+    fn drop(&mut self) {
+        if let Some(engine) = self.engine.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+            log::warn!("rank {}: the transport is dropped before its end", self.rank);
+            // MPI may still write to it.
+            std::mem::forget(engine);
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! The receiving side of large frames: announcements, the tags they are received on, and what waits behind them.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::comm::{Comm, Request};
+use super::message::{self, Lead, Message};
+use super::outgoing::Outgoing;
+use super::page::Doorbells;
+use crate::Result;
+use crate::transport::pool::Pool;
+use crate::transport::segment::{Buffer, Layout, decode_error, shaped, total_bytes};
+use crate::transport::{Delivery, Frame, Settings};
+
+/// What a step of the receiving side works with.
+pub(super) struct Peers<'a> {
+    pub(super) comm: &'a Comm,
+    pub(super) doorbells: &'a Doorbells,
+    pub(super) outgoing: &'a mut Outgoing,
+    pub(super) inbox: &'a mut Vec<(u32, Delivery)>,
+}
+
+/// All large frames on their way to this rank.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    message_limit: u64,
+    chunk_limit: usize,
+    /// Tags that no transfer uses.
+    tags: Vec<u16>,
+    /// Announced, without a tag yet; oldest first.
+    waiting: VecDeque<Transfer>,
+    active: Vec<Transfer>,
+    next_key: u64,
+    /// For each sender with a large frame on its way: that frame, and all that came after it.
+    behind: HashMap<u32, VecDeque<Place>>,
+    pool: Pool,
+}
+
+/// A place in a sender's order.
+#[derive(Debug)]
+enum Place {
+    Taken(u64),
+    Ready(Delivery),
+}
+
+/// A large frame on its way.
+#[derive(Debug)]
+struct Transfer {
+    key: u64,
+    from: u32,
+    /// The sender's number for it.
+    id: u64,
+    bytes: u64,
+    stage: Stage,
+    tag: u16,
+    requests: VecDeque<Request>,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// Layouts and header are on their way.
+    Lead(Vec<u8>),
+    /// The segments are.
+    Segments {
+        header: Vec<u8>,
+        layouts: Vec<Layout>,
+        buffers: Vec<Buffer>,
+    },
+}
+
+impl Incoming {
+    pub(super) fn new(settings: &Settings) -> Incoming {
+        Incoming {
+            message_limit: settings.message_limit,
+            chunk_limit: settings.chunk_limit,
+            tags: (1..=settings.segment_tags).rev().collect(),
+            waiting: VecDeque::new(),
+            active: Vec::new(),
+            next_key: 0,
+            behind: HashMap::new(),
+            pool: Pool::new(settings.pool_bytes),
+        }
+    }
+
+    /// Largest sum of segments, and largest header, that this rank takes.
+    pub(super) fn message_limit(&self) -> u64 {
+        self.message_limit
+    }
+
+    /// Hands over what came from a rank, in its order.
+    pub(super) fn deliver(&mut self, from: u32, delivery: Delivery, inbox: &mut Vec<(u32, Delivery)>) {
+        match self.behind.get_mut(&from) {
+            Some(queue) => queue.push_back(Place::Ready(delivery)),
+            None => inbox.push((from, delivery)),
+        }
+    }
+
+    /// Takes up an announcement, or refuses it.
+    pub(super) fn announced(&mut self, peers: &mut Peers, from: u32, id: u64, bytes: u64, lead: Lead, rest: &[u8]) -> Result<()> {
+        let limit = self.message_limit;
+        let stage = match lead {
+            Lead::Here { header, layouts } => {
+                let header = message::decode_header(header, rest)?;
+                check_total(&layouts, bytes)?;
+                if bytes > limit {
+                    return self.refuse(peers, from, id, Delivery::Refused { header, bytes, limit });
+                }
+                Stage::Segments {
+                    header,
+                    layouts,
+                    buffers: Vec::new(),
+                }
+            }
+            Lead::Apart { bytes: len } => match usize::try_from(len) {
+                Ok(len) if len as u64 <= limit => Stage::Lead(vec![0; len]),
+                _ => {
+                    return self.refuse(
+                        peers,
+                        from,
+                        id,
+                        Delivery::Refused {
+                            header: Vec::new(),
+                            bytes,
+                            limit,
+                        },
+                    );
+                }
+            },
+        };
+        let key = self.next_key;
+        self.next_key += 1;
+        self.behind.entry(from).or_default().push_back(Place::Taken(key));
+        self.waiting.push_back(Transfer {
+            key,
+            from,
+            id,
+            bytes,
+            stage,
+            tag: 0,
+            requests: VecDeque::new(),
+        });
+        self.begin(peers)
+    }
+
+    fn refuse(&mut self, peers: &mut Peers, from: u32, id: u64, delivery: Delivery) -> Result<()> {
+        self.deliver(from, delivery, peers.inbox);
+        peers
+            .outgoing
+            .message(peers.comm, peers.doorbells, from, &Message::Refuse { transfer: id })
+    }
+
+    /// Posts the receives of waiting transfers, as long as there are tags, and clears their senders to send.
+    fn begin(&mut self, peers: &mut Peers) -> Result<()> {
+        while let Some(tag) = self.tags.pop() {
+            let Some(mut transfer) = self.waiting.pop_front() else {
+                self.tags.push(tag);
+                break;
+            };
+            transfer.tag = tag;
+            let (from, id, segments) = (transfer.from, transfer.id, transfer.bytes <= self.message_limit);
+            self.active.push(transfer);
+            let Some(transfer) = self.active.last_mut() else { break };
+            transfer.post(peers.comm, &mut self.pool, self.chunk_limit)?;
+            peers.outgoing.message(
+                peers.comm,
+                peers.doorbells,
+                from,
+                &Message::Clear {
+                    transfer: id,
+                    tag,
+                    segments,
+                },
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Tests the transfers under way; returns how many messages arrived.
+    pub(super) fn progress(&mut self, peers: &mut Peers) -> Result<u64> {
+        let mut arrived = 0;
+        let mut at = 0;
+        while at < self.active.len() {
+            let transfer = &mut self.active[at];
+            while let Some(request) = transfer.requests.front_mut() {
+                if !request.done()? {
+                    break;
+                }
+                transfer.requests.pop_front();
+                peers.doorbells.took(transfer.from);
+                arrived += 1;
+            }
+            if !transfer.requests.is_empty() {
+                at += 1;
+            } else if !self.segments_follow(peers, at)? {
+                let transfer = self.active.swap_remove(at);
+                self.tags.push(transfer.tag);
+                self.finish(transfer, peers.inbox)?;
+            }
+        }
+        self.begin(peers)?;
+        Ok(arrived)
+    }
+
+    /// After a lead: posts the receives of the segments. False if the transfer is complete.
+    fn segments_follow(&mut self, peers: &mut Peers, at: usize) -> Result<bool> {
+        let transfer = &mut self.active[at];
+        let Stage::Lead(lead) = &transfer.stage else { return Ok(false) };
+        if transfer.bytes > self.message_limit {
+            return Ok(false);
+        }
+        let (layouts, header) = message::decode_lead(lead)?;
+        check_total(&layouts, transfer.bytes)?;
+        transfer.stage = Stage::Segments {
+            header,
+            layouts,
+            buffers: Vec::new(),
+        };
+        transfer.post(peers.comm, &mut self.pool, self.chunk_limit)?;
+        Ok(true)
+    }
+
+    /// Puts a complete frame into its place, and hands over what waits no longer.
+    fn finish(&mut self, transfer: Transfer, inbox: &mut Vec<(u32, Delivery)>) -> Result<()> {
+        let delivery = match transfer.stage {
+            Stage::Lead(lead) => {
+                let (_, header) = message::decode_lead(&lead)?;
+                Delivery::Refused {
+                    header,
+                    bytes: transfer.bytes,
+                    limit: self.message_limit,
+                }
+            }
+            Stage::Segments { header, layouts, buffers } => {
+                let mut segments = Vec::with_capacity(buffers.len());
+                for (layout, buffer) in layouts.iter().zip(buffers) {
+                    let storage = buffer.into_storage()?;
+                    self.pool.keep(&storage);
+                    segments.push(shaped(storage, &layout.shape)?);
+                }
+                Delivery::Frame(Frame { header, segments })
+            }
+        };
+        let Some(queue) = self.behind.get_mut(&transfer.from) else {
+            return Ok(());
+        };
+        if let Some(place) = queue
+            .iter_mut()
+            .find(|place| matches!(place, Place::Taken(key) if *key == transfer.key))
+        {
+            *place = Place::Ready(delivery);
+        }
+        while let Some(Place::Ready(_)) = queue.front() {
+            if let Some(Place::Ready(delivery)) = queue.pop_front() {
+                inbox.push((transfer.from, delivery));
+            }
+        }
+        if queue.is_empty() {
+            self.behind.remove(&transfer.from);
+        }
+        Ok(())
+    }
+
+    /// Large frames on their way.
+    pub(super) fn len(&self) -> usize {
+        self.waiting.len() + self.active.len()
+    }
+
+    /// Those whose receives are posted.
+    pub(super) fn flowing(&self) -> usize {
+        self.active.len()
+    }
+}
+
+fn check_total(layouts: &[Layout], bytes: u64) -> Result<()> {
+    match total_bytes(layouts)? {
+        total if total == bytes => Ok(()),
+        total => Err(decode_error(format!("an announcement of {bytes} bytes lists segments of {total}"))),
+    }
+}
+
+impl Transfer {
+    /// Posts the receives of its stage. The transfer must be among the active ones, which keep its memory even if this fails.
+    fn post(&mut self, comm: &Comm, pool: &mut Pool, chunk_limit: usize) -> Result<()> {
+        let Transfer {
+            from,
+            tag,
+            stage,
+            requests,
+            ..
+        } = self;
+        let mut post = |part: &mut [u8]| -> Result<()> {
+            for chunk in part.chunks_mut(chunk_limit) {
+                // SAFETY: the part is heap memory of this transfer, which keeps it, untouched, until its requests are done.
+                requests.push_back(unsafe { comm.irecv(chunk, Some(*from), i32::from(*tag)) }?);
+            }
+            Ok(())
+        };
+        match stage {
+            Stage::Lead(lead) => post(lead),
+            Stage::Segments { layouts, buffers, .. } => {
+                for layout in &*layouts {
+                    buffers.push(pool.take(layout.dtype, layout.len()?));
+                }
+                for (layout, buffer) in layouts.iter().zip(buffers) {
+                    post(&mut buffer.as_bytes_mut()[..layout.bytes()?])?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
