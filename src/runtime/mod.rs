@@ -1,5 +1,6 @@
 //! The driver of a rank: feeds its state machine with messages, carries out what comes of it, and lets threads wait.
 
+pub(crate) mod failure;
 pub(crate) mod logging;
 pub(crate) mod placement;
 mod pool;
@@ -33,7 +34,7 @@ pub(crate) trait Executor: Send + Sync {
     /// Does a task; `main` is the state of `on_main` functions, on the thread that has it. Catches what user code panics with.
     fn execute(&self, runtime: &Arc<Runtime>, job: Job, main: Option<&mut dyn Any>) -> Done;
     /// Lets the engine of a backward work.
-    fn engine(&self, context: ContextId, retain_graph: bool, inputs: Vec<Input<Payload>>) -> Output<Payload>;
+    fn engine(&self, runtime: &Runtime, context: ContextId, retain_graph: bool, inputs: Vec<Input<Payload>>) -> Output<Payload>;
     /// A context was released.
     fn forget(&self, context: ContextId);
     /// Wraps a reference's handle.
@@ -205,7 +206,7 @@ impl Runtime {
 
     /// Ends the job: this rank can't go on.
     pub(crate) fn abort(&self, why: &str) -> ! {
-        crate::transport::last_words(self.rank(), why);
+        failure::last_words(self.rank(), why);
         self.transport.abort(1)
     }
 
@@ -415,7 +416,7 @@ impl Runtime {
                     done
                 }
                 Todo::Engine { context, retain_graph, inputs } => {
-                    let output = self.executor.engine(context, retain_graph, inputs);
+                    let output = self.executor.engine(self, context, retain_graph, inputs);
                     self.step(|core| core.rank.engine_done(context, output))?
                 }
             };

@@ -1,0 +1,135 @@
+//! What this library asks of other ranks with its own remote functions.
+
+use serde::{Deserialize, Serialize};
+
+use super::optimizer::OwnerReport;
+use super::tables::{OwnerOptimizer, Tables};
+use crate::optim::{Optimizer, OptimizerSpec};
+use crate::protocol::{ContextId, OptimizerId};
+use crate::rpc::{Calls, Scope};
+use crate::rref::RRef;
+use crate::runtime::lock;
+use crate::tensor::{Gradient, RowSparse, Tensor};
+use crate::{ErrorKind, Result};
+
+/// A gradient as an argument or a result.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum SentGradient {
+    Dense(Tensor),
+    Sparse { rows: Tensor, values: Tensor, shape: Vec<usize> },
+}
+
+impl From<Gradient> for SentGradient {
+    fn from(gradient: Gradient) -> Self {
+        match gradient {
+            Gradient::Dense(data) => SentGradient::Dense(Tensor::from_data(data)),
+            Gradient::Sparse(sparse) => SentGradient::Sparse {
+                rows: Tensor::from_array(ndarray::Array1::from_vec(sparse.rows)),
+                values: Tensor::from_data(sparse.values),
+                shape: sparse.shape,
+            },
+        }
+    }
+}
+
+impl SentGradient {
+    pub(super) fn into_gradient(self) -> Result<Gradient> {
+        Ok(match self {
+            SentGradient::Dense(tensor) => Gradient::Dense(tensor.data()),
+            SentGradient::Sparse { rows, values, shape } => Gradient::Sparse(RowSparse::new(rows.to_vec::<i64>()?, values.data(), shape)?),
+        })
+    }
+}
+
+fn parameter(scope: &Scope, what: &str, rref: &RRef<Tensor>) -> Result<Tensor> {
+    let tensor = rref.local(scope)?;
+    if tensor.leaf().is_none() {
+        let why = if tensor.requires_grad() { "it was computed" } else { "it requires no gradient" };
+        return Err(ErrorKind::NotALeaf { what: what.into(), why: why.into() }.into());
+    }
+    Ok(tensor)
+}
+
+crate::remote! {
+    /// A tensor that is kept on this rank; floats become parameters if `parameter`.
+    pub(super) fn put_tensor(scope: &Scope, tensor: Tensor, parameter: bool) -> Result<Tensor> {
+        let _ = scope;
+        if parameter { tensor.parameter() } else { Ok(tensor) }
+    }
+
+    /// Sets the value of a tensor.
+    pub(super) fn assign_tensor(scope: &Scope, target: RRef<Tensor>, value: Tensor) -> Result<u64> {
+        let current = target.local(scope)?;
+        if let Some(leaf) = current.leaf() {
+            return leaf.set_data(value.data());
+        }
+        target.modify("assign", scope.caller(), |tensor| {
+            *tensor = value;
+            Ok(0)
+        })
+    }
+
+    /// The gradient of a parameter of this rank in a context.
+    pub(super) fn gradient_of(scope: &Scope, context: ContextId, of: RRef<Tensor>) -> Result<Option<SentGradient>> {
+        let tensor = parameter(scope, "gradient", &of)?;
+        let recording = Tables::of(&scope.caller().runtime)?.known_recording(context);
+        Ok(tensor.leaf().and_then(|leaf| recording?.gradient(leaf.id())).map(SentGradient::from))
+    }
+
+    /// Adds to the gradient of a parameter of this rank in a context.
+    pub(super) fn accumulate_gradient(scope: &Scope, context: ContextId, of: RRef<Tensor>, gradient: SentGradient) -> Result<()> {
+        let tensor = parameter(scope, "accumulate", &of)?;
+        let gradient = gradient.into_gradient()?;
+        let op = || "accumulate".to_owned();
+        if gradient.shape() != tensor.shape() {
+            let rule = "a gradient has its parameter's shape".into();
+            return Err(ErrorKind::Shape { op: op(), left: gradient.shape().to_vec(), right: tensor.shape(), rule }.into());
+        }
+        if gradient.dtype() != tensor.dtype() {
+            return Err(ErrorKind::DType { op: op(), expected: tensor.dtype().to_string(), found: gradient.dtype().to_string() }.into());
+        }
+        match tensor.leaf() {
+            Some(leaf) => Tables::of(&scope.caller().runtime)?.recording(context).accumulate(leaf.clone(), gradient),
+            None => Ok(()),
+        }
+    }
+
+    /// Builds the local optimizer of this owner.
+    pub(super) fn make_optimizer(scope: &Scope, id: OptimizerId, spec: OptimizerSpec, parameters: Vec<RRef<Tensor>>, places: Vec<u32>) -> Result<()> {
+        let mut tensors = Vec::with_capacity(parameters.len());
+        for (rref, place) in parameters.iter().zip(&places) {
+            tensors.push(parameter(scope, &format!("{}: parameter {place}", spec.name()), rref)?);
+        }
+        let optimizer = Optimizer::new(spec, tensors.clone())?;
+        let owner = OwnerOptimizer { optimizer: optimizer.into(), places, parameters: tensors };
+        Tables::of(&scope.caller().runtime)?.insert_optimizer(id, owner);
+        Ok(())
+    }
+
+    /// Applies the gradients of a context.
+    pub(super) fn step_optimizer(scope: &Scope, id: OptimizerId, context: ContextId) -> Result<OwnerReport> {
+        use std::sync::atomic::Ordering;
+        let start = std::time::Instant::now();
+        let tables = Tables::of(&scope.caller().runtime)?;
+        let rank = scope.rank();
+        let missing = || ErrorKind::NoSuchValue { operation: "step".into(), owner: rank, id: format!("optimizer {id}") };
+        let owner = tables.optimizer(id).ok_or_else(missing)?;
+        let recording = tables.known_recording(context);
+        let mut optimizer = lock(&owner.optimizer);
+        let parameters = optimizer.step(&mut |i| {
+            let leaf = owner.parameters.get(i)?.leaf()?;
+            recording.as_ref()?.gradient(leaf.id())
+        })?;
+        for report in parameters.iter().filter(|r| r.updated) {
+            let counter = if report.in_place { &tables.updates_in_place } else { &tables.updates_out_of_place };
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(OwnerReport { rank, places: owner.places.clone(), parameters, seconds: start.elapsed().as_secs_f64() })
+    }
+
+    /// Forgets an optimizer.
+    pub(super) fn drop_optimizer(scope: &Scope, id: OptimizerId) -> Result<()> {
+        Tables::of(&scope.caller().runtime)?.remove_optimizer(id);
+        Ok(())
+    }
+}

@@ -1,0 +1,42 @@
+//! Parameters on other ranks.
+
+use super::builtin::{assign_tensor, put_tensor};
+use crate::rpc::Calls;
+use crate::rref::RRef;
+use crate::tensor::Tensor;
+use crate::{ErrorKind, Result};
+
+/// Putting tensors on ranks, and setting them. Whatever issues [`Calls`] has these methods.
+pub trait ParameterCalls: Calls {
+    /// Makes a tensor a parameter of a rank: a leaf there that requires gradients (f32 or f64). Targeted; the reference is there at once. Blocks only while
+    /// the window to the rank is full.
+    ///
+    /// # Errors
+    /// [`ErrorKind::DType`] for integers and booleans: use [`put_constant`](Self::put_constant). As [`Calls::remote`].
+    fn put(&self, to: u32, tensor: Tensor) -> Result<RRef<Tensor>> {
+        if !tensor.dtype().is_float() {
+            let (op, expected) = ("put (a parameter)".into(), "f32 or f64".into());
+            return Err(ErrorKind::DType { op, expected, found: tensor.dtype().to_string() }.into());
+        }
+        self.remote(to, put_tensor, (tensor, true))
+    }
+
+    /// Keeps a tensor on a rank, without gradients. Targeted; the reference is there at once.
+    ///
+    /// # Errors
+    /// As [`Calls::remote`].
+    fn put_constant(&self, to: u32, tensor: Tensor) -> Result<RRef<Tensor>> {
+        self.remote(to, put_tensor, (tensor, false))
+    }
+
+    /// Sets the value of a tensor on its owner. A parameter keeps its dtype and shape, and gets a new version, which is returned (0 for others).
+    /// Graphs that saw the old value keep it. Targeted; blocks until it is set.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] or [`ErrorKind::DType`] if a parameter's value doesn't fit, from its owner. As [`Calls::call`].
+    fn assign(&self, target: &RRef<Tensor>, value: Tensor) -> Result<u64> {
+        self.call(target.owner(), assign_tensor, (target, value))
+    }
+}
+
+impl<C: Calls + ?Sized> ParameterCalls for C {}

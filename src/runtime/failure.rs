@@ -1,0 +1,46 @@
+//! When a rank can't go on: panics, and the last words before the job is ended.
+
+use std::any::Any;
+use std::cell::Cell;
+use std::io::Write;
+
+thread_local! {
+    /// How many regions that catch panics this thread is in.
+    static CATCHING: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Marks a region whose panics become errors.
+#[must_use]
+pub(crate) struct Catching(());
+
+/// Enters such a region.
+pub(crate) fn catching() -> Catching {
+    CATCHING.set(CATCHING.get() + 1);
+    Catching(())
+}
+
+impl Drop for Catching {
+    fn drop(&mut self) {
+        CATCHING.set(CATCHING.get() - 1);
+    }
+}
+
+/// Whether a panic on this thread will be caught by us.
+pub(crate) fn is_caught() -> bool {
+    cfg!(panic = "unwind") && CATCHING.get() > 0
+}
+
+/// The message of a panic.
+pub(crate) fn message(panic: &(dyn Any + Send)) -> String {
+    panic
+        .downcast_ref::<&str>()
+        .map(|s| (*s).to_owned())
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "a panic without a message".into())
+}
+
+/// Says why the job ends, in the log and on stderr: whoever reads the launcher's output must see which rank it was, also without a logger.
+pub(crate) fn last_words(rank: u32, why: &str) {
+    log::error!("rank {rank}: {why}; the job is aborted");
+    let _ = writeln!(std::io::stderr(), "rankgrad: rank {rank}: {why}; the job is aborted");
+}
