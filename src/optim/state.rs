@@ -120,6 +120,7 @@ pub struct StateView<'a, T> {
 
 impl<'a, T: Float> StateView<'a, T> {
     pub(super) fn new(state: &'a mut ParameterState, shape: &'a [usize]) -> Self {
+        state.used = true;
         Self {
             state,
             shape,

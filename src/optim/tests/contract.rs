@@ -159,14 +159,14 @@ fn state_that_is_moved_continues_to_the_bit() {
         let (p, q) = (parameter(&[1.0, 2.0]), parameter(&[1.0, 2.0]));
         let mut whole = Optimizer::new(spec.clone(), vec![p.clone()]).unwrap();
         let mut first = Optimizer::new(spec.clone(), vec![q.clone()]).unwrap();
-        (0..5).for_each(|step| drop(first.step_one(0, gradients(step)).unwrap()));
+        (0..5).for_each(|step| assert!(first.step_one(0, gradients(step)).unwrap().updated));
         let mut second = Optimizer::new(spec.clone(), vec![q.clone()]).unwrap();
         let state = first.state(0).unwrap();
         let scalars = state.scalars().map(|(name, value)| (name.to_owned(), value)).collect();
         let arrays = state.arrays().map(|(name, data)| (name.to_owned(), data.clone())).collect();
         second.load_state(0, ParameterState::from_parts(scalars, arrays)).unwrap();
-        (5..10).for_each(|step| drop(second.step_one(0, gradients(step)).unwrap()));
-        (0..10).for_each(|step| drop(whole.step_one(0, gradients(step)).unwrap()));
+        (5..10).for_each(|step| assert!(second.step_one(0, gradients(step)).unwrap().updated));
+        (0..10).for_each(|step| assert!(whole.step_one(0, gradients(step)).unwrap().updated));
         assert_eq!(values(&p), values(&q), "{}", spec.name());
 
         whole.zero_state();
