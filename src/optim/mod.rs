@@ -2,7 +2,7 @@
 //!
 //! Everything here is local: no MPI, no graph. A rule ([`Rule`]) is its options and one step for one parameter; the rules
 //! of `torch.optim` are here under their names ([`names`] lists them). An [`OptimizerSpec`] is a rule with options, to
-//! be named, checked, compared and sent.
+//! be named, checked, compared and sent. An [`Optimizer`] applies it to parameters of this rank.
 //!
 //! The arithmetic is one contract: a fixed order of operations, no fused multiply-add, coefficients computed once a step
 //! in `f64` without the platform's libm. Results repeat to the bit on every instruction set and number of threads, except
@@ -11,6 +11,7 @@
 pub mod arithmetic;
 mod erased;
 mod float;
+mod optimizer;
 pub mod options;
 mod rule;
 mod rules;
@@ -19,8 +20,12 @@ mod state;
 mod table;
 
 pub use float::Float;
+pub use optimizer::{Checked, Optimizer, ParameterReport};
 pub use rule::{Form, Rows, Rule, StateArray};
 pub use rules::*;
 pub use spec::OptimizerSpec;
 pub use state::{ParameterState, StateView};
 pub use table::{Registration, names};
+
+#[cfg(test)]
+mod tests;

@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use ndarray::{ArcArray, IxDyn};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::erased::{ErasedRule, Taken};
-use super::{Form, OptimizerSpec, ParameterState, Rows, StateView};
+use super::{Float, Form, OptimizerSpec, ParameterState, Rows, StateView};
 use crate::tensor::{DType, Data, Element, Gradient, Leaf, RowSparse, Tensor, Updated};
 use crate::{Error, ErrorKind, Result};
 
@@ -72,7 +73,10 @@ impl Optimizer {
     /// - [`ErrorKind::NotALeaf`]: make parameters with [`Tensor::parameter`]; optimize no results of operations.
     /// - [`ErrorKind::Argument`]: the rule doesn't take a parameter of this shape.
     pub fn new(spec: impl Into<OptimizerSpec>, parameters: Vec<Tensor>) -> Result<Self> {
-        let mut optimizer = Self { groups: vec![], parameters: vec![] };
+        let mut optimizer = Self {
+            groups: vec![],
+            parameters: vec![],
+        };
         optimizer.add_group(spec, parameters)?;
         Ok(optimizer)
     }
@@ -92,7 +96,10 @@ impl Optimizer {
         let mut places: HashMap<u64, usize> = self.parameters.iter().enumerate().map(|(place, p)| (p.leaf.id(), place)).collect();
         let mut added = Vec::with_capacity(parameters.len());
         for (place, tensor) in (first_place..).zip(parameters) {
-            let refused = |why: &str| ErrorKind::NotALeaf { what: format!("{}: parameter {place}", spec.name()), why: why.into() };
+            let refused = |why: &str| ErrorKind::NotALeaf {
+                what: format!("{}: parameter {place}", spec.name()),
+                why: why.into(),
+            };
             let leaf = match tensor.leaf() {
                 Some(leaf) if tensor.requires_grad() => Arc::clone(leaf),
                 Some(_) => return Err(refused("it is frozen").into()),
@@ -100,13 +107,30 @@ impl Optimizer {
                 None => return Err(refused("it requires no gradient; make it one with `parameter`").into()),
             };
             if let Some(first) = places.insert(leaf.id(), place) {
-                return Err(ErrorKind::DuplicateParameter { optimizer: optimizer(), first, second: place }.into());
+                return Err(ErrorKind::DuplicateParameter {
+                    optimizer: optimizer(),
+                    first,
+                    second: place,
+                }
+                .into());
             }
             let (dtype, shape) = (tensor.dtype(), tensor.shape().to_vec());
             if let Err(why) = spec.rule().takes_shape(&shape) {
-                return Err(ErrorKind::Argument { op: optimizer(), what: format!("parameter {place} of shape {shape:?}: {why}") }.into());
+                return Err(ErrorKind::Argument {
+                    op: optimizer(),
+                    what: format!("parameter {place} of shape {shape:?}: {why}"),
+                }
+                .into());
             }
-            added.push(Parameter { tensor, leaf, dtype, shape, group: self.groups.len(), state: None, prepared: false });
+            added.push(Parameter {
+                tensor,
+                leaf,
+                dtype,
+                shape,
+                group: self.groups.len(),
+                state: None,
+                prepared: false,
+            });
         }
         self.parameters.extend(added);
         self.groups.push(spec);
@@ -151,11 +175,17 @@ impl Optimizer {
             None => 0..self.groups.len(),
         };
         let options = Value::Object([(option.to_owned(), value.clone())].into_iter().collect());
-        let changed = self.groups[places.clone()].iter().map(|spec| spec.with_options(&options)).collect::<Result<Vec<_>>>()?;
+        let changed = self.groups[places.clone()]
+            .iter()
+            .map(|spec| spec.with_options(&options))
+            .collect::<Result<Vec<_>>>()?;
         for (place, spec) in places.clone().zip(changed) {
             self.groups[place] = spec;
         }
-        self.parameters.iter_mut().filter(|p| places.contains(&p.group)).for_each(|p| p.prepared = false);
+        self.parameters
+            .iter_mut()
+            .filter(|p| places.contains(&p.group))
+            .for_each(|p| p.prepared = false);
         Ok(())
     }
 
@@ -188,7 +218,10 @@ impl Optimizer {
     /// rule doesn't take; [`ErrorKind::Argument`] if their number isn't that of the parameters.
     pub fn check(&mut self, gradients: Vec<Option<Gradient>>) -> Result<Checked> {
         if gradients.len() != self.len() {
-            return Err(argument("step", format!("{} gradients for {} parameters", gradients.len(), self.len())));
+            return Err(argument(
+                "step",
+                format!("{} gradients for {} parameters", gradients.len(), self.len()),
+            ));
         }
         let check = |(place, gradient): (usize, Option<Gradient>)| gradient.map(|g| self.check_one(place, g)).transpose();
         Ok(Checked(gradients.into_iter().enumerate().map(check).collect::<Result<_>>()?))
@@ -199,13 +232,18 @@ impl Optimizer {
     /// # Errors
     /// As [`Optimizer::check`], and only if options were changed between the two.
     pub fn apply(&mut self, gradients: Checked) -> Result<Vec<ParameterReport>> {
-        gradients.0.into_iter().enumerate().map(|(place, gradient)| self.apply_one(place, gradient)).collect()
+        gradients
+            .0
+            .into_iter()
+            .enumerate()
+            .map(|(place, gradient)| self.apply_one(place, gradient))
+            .collect()
     }
 
     /// State of a parameter; `None` if it was never updated.
     pub fn state(&self, parameter: usize) -> Option<&ParameterState> {
         let state = self.parameters.get(parameter)?.state.as_ref();
-        state.filter(|state| !state.is_unused())
+        state.filter(|state| state.is_used())
     }
 
     /// Puts a parameter's state in place, so that the next step continues from it. What the rule keeps and isn't there
@@ -250,37 +288,54 @@ impl Optimizer {
     fn apply_one(&mut self, place: usize, gradient: Option<Gradient>) -> Result<ParameterReport> {
         let p = &mut self.parameters[place];
         let Some(gradient) = gradient else {
-            return Ok(ParameterReport { updated: false, rows: None, version: p.leaf.version(), in_place: false });
+            return Ok(ParameterReport {
+                updated: false,
+                rows: None,
+                version: p.leaf.version(),
+                in_place: false,
+            });
         };
         let rule = self.groups[p.group].rule();
-        let gradient = p.take(rule, place, gradient)?;
-        let shape = &p.shape;
+        // Options may have changed since the check.
+        let gradient = if p.prepared { gradient } else { p.take(rule, place, gradient)? };
+        p.prepare(rule);
         let rows = match &gradient {
             Gradient::Sparse(sparse) => Some(sparse.rows.len()),
             Gradient::Dense(_) => None,
         };
-        p.prepared = p.prepared && p.state.is_some();
-        p.prepare(rule);
-        let state = p.state.get_or_insert_default();
+        let (state, shape) = (p.state.get_or_insert_default(), &p.shape);
         let (_, Updated { version, in_place }) = p.leaf.update(|data| update(rule, data, &gradient, state, shape))?;
-        Ok(ParameterReport { updated: true, rows, version, in_place })
+        Ok(ParameterReport {
+            updated: true,
+            rows,
+            version,
+            in_place,
+        })
     }
 }
 
 impl Parameter {
     /// The gradient in the form that the rule takes, or why it doesn't.
     fn take(&self, rule: &dyn ErasedRule, place: usize, gradient: Gradient) -> Result<Gradient> {
-        let refused =
-            |why: String| Error::from(ErrorKind::GradientKind { optimizer: rule.name().into(), parameter: place, why });
+        let refused = |why: String| {
+            Error::from(ErrorKind::GradientKind {
+                optimizer: rule.name().into(),
+                parameter: place,
+                why,
+            })
+        };
         if gradient.dtype() != self.dtype || gradient.shape() != self.shape {
             let (dtype, shape) = (gradient.dtype(), gradient.shape());
-            return Err(refused(format!("its gradient is {dtype} {shape:?}, and it is {} {:?}", self.dtype, self.shape)));
+            return Err(refused(format!(
+                "its gradient is {dtype} {shape:?}, and it is {} {:?}",
+                self.dtype, self.shape
+            )));
         }
         let sparse = matches!(gradient, Gradient::Sparse(_));
         let form = rule.form(sparse).map_err(|why| refused(why.into()))?;
         match (gradient, form) {
             (Gradient::Dense(data), Form::Dense) => Ok(Gradient::Dense(data.to_contiguous())),
-            (Gradient::Sparse(rows), Form::Rows) => coalesced(rows).map(Gradient::Sparse),
+            (Gradient::Sparse(rows), Form::Rows) => Ok(Gradient::Sparse(contiguous(rows.coalesce()?))),
             (Gradient::Sparse(rows), Form::Dense) => Ok(Gradient::Dense(rows.to_dense()?.to_contiguous())),
             (Gradient::Dense(_), Form::Rows) => Err(refused("the rule asks for rows of a dense gradient".into())),
         }
@@ -288,10 +343,55 @@ impl Parameter {
 
     fn prepare(&mut self, rule: &dyn ErasedRule) {
         if !self.prepared {
-            self.state.get_or_insert_default().prepare(rule.scalars(), rule.arrays(&self.shape), self.dtype);
+            self.state
+                .get_or_insert_default()
+                .prepare(rule.scalars(), rule.arrays(&self.shape), self.dtype);
             self.prepared = true;
         }
     }
+}
+
+fn contiguous(mut sparse: RowSparse) -> RowSparse {
+    sparse.values = sparse.values.to_contiguous();
+    sparse
+}
+
+/// One update of a parameter's values by a gradient in the form that the rule takes.
+fn update(rule: &dyn ErasedRule, data: &mut Data, gradient: &Gradient, state: &mut ParameterState, shape: &[usize]) -> Result<()> {
+    if !data.is_contiguous() {
+        *data = data.to_contiguous();
+    }
+    match data {
+        Data::F32(p) => rule.update_f32(slice_mut(p)?, taken(gradient)?, &mut StateView::new(state, shape)),
+        _ => rule.update_f64(
+            slice_mut(f64::peek_mut(data)?)?,
+            taken(gradient)?,
+            &mut StateView::new(state, shape),
+        ),
+    }
+    Ok(())
+}
+
+fn taken<T: Float>(gradient: &Gradient) -> Result<Taken<'_, T>> {
+    Ok(match gradient {
+        Gradient::Dense(data) => Taken::Dense(slice(T::peek(data)?)?),
+        Gradient::Sparse(RowSparse { rows, values, .. }) => Taken::Rows(Rows {
+            rows,
+            values: slice(T::peek(values)?)?,
+        }),
+    })
+}
+
+fn slice<T>(array: &ArcArray<T, IxDyn>) -> Result<&[T]> {
+    array.as_slice().ok_or_else(not_contiguous)
+}
+
+fn slice_mut<T: Clone>(array: &mut ArcArray<T, IxDyn>) -> Result<&mut [T]> {
+    array.as_slice_mut().ok_or_else(not_contiguous)
+}
+
+fn not_contiguous() -> Error {
+    argument("optimizer", "values that are not in row-major order".into())
 }
 
 fn argument(op: &str, what: String) -> Error {

@@ -13,6 +13,8 @@ use crate::{ErrorKind, Result};
 pub struct ParameterState {
     scalars: Vec<(String, f64)>,
     arrays: Vec<Named>,
+    /// Whether some update has used it.
+    used: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -29,6 +31,7 @@ impl ParameterState {
         Self {
             scalars,
             arrays: arrays.into_iter().map(|(name, data)| Named { name, data, fresh: false }).collect(),
+            used: true,
         }
     }
 
@@ -52,9 +55,8 @@ impl ParameterState {
         self.arrays().find(|(n, _)| *n == name).map(|(_, data)| data)
     }
 
-    /// Whether no update has used any of it.
-    pub(super) fn is_unused(&self) -> bool {
-        self.scalars.iter().all(|&(_, value)| value == 0.0) && self.arrays.iter().all(|a| a.fresh)
+    pub(super) fn is_used(&self) -> bool {
+        self.used
     }
 
     /// Adds what a rule keeps and isn't there yet. After it an update allocates no state.
@@ -118,6 +120,7 @@ pub struct StateView<'a, T> {
 
 impl<'a, T: Float> StateView<'a, T> {
     pub(super) fn new(state: &'a mut ParameterState, shape: &'a [usize]) -> Self {
+        state.used = true;
         Self {
             state,
             shape,

@@ -1,6 +1,8 @@
 //! Muon.
 
 use ndarray::{Array2, ArrayView2};
+// Links the BLAS that ndarray's `dot` calls.
+use ndarray_linalg as _;
 use serde::{Deserialize, Serialize};
 
 use crate::Result;

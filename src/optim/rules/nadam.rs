@@ -55,7 +55,7 @@ impl Rule for NAdam {
         let momentum = |t: u64| beta1 * (1.0 - 0.5 * libm::pow(0.96, t as f64 * self.momentum_decay));
         let (now, next) = (momentum(t), momentum(t + 1));
         let product = state.scalar("mu_product");
-        *product = f64::from((*product * now) as f32);
+        *product = f64::from(*product as f32 * now as f32);
         let by_gradient = T::of(-self.lr * (1.0 - now) / (1.0 - *product));
         let by_average = T::of(-self.lr * next / (1.0 - *product * next));
         let correction = T::of(1.0 - powi(beta2, t));

@@ -1,0 +1,5 @@
+//! Tests of the optimizer and of every rule: against torch's results, and of what torch gets wrong.
+
+mod contract;
+mod golden;
+mod reference;
