@@ -1,16 +1,31 @@
 //! Distributed autograd, remote references and distributed optimizers for programs that run as MPI ranks.
+//!
+//! Ranks own parameters; any rank can hold a reference to any of them ([`RRef`]). Functions that [`remote!`] declares run on other
+//! ranks; a [`Context`] records the calls, and its [`backward`](Context::backward) goes back through all ranks that took part. A
+//! [`DistributedOptimizer`] updates each parameter on the rank that owns it. See [`World`] for a whole program.
+//!
+//! Rooms, from the ground up: [`tensor`], [`autograd`], [`optim`] know nothing of ranks; `wire`, `protocol` and [`transport`] make messages of them;
+//! `runtime`, [`rpc`] and [`dist`] make them work for a program. `docs/design.md` in the repository says why.
 
 pub mod autograd;
 pub mod config;
 pub mod dist;
 mod error;
 pub mod optim;
+pub mod prelude;
 mod protocol;
 pub mod rpc;
-pub mod rref;
-pub mod runtime;
+mod rref;
+mod runtime;
 pub mod tensor;
 pub mod transport;
 mod wire;
+mod world;
 
+pub use dist::{BackwardOptions, Context, DistributedOptimizer, Mode, ParameterCalls, StepReport};
 pub use error::{Error, ErrorKind, OwnerFailure, Result};
+pub use protocol::{ContextId, OptimizerId, RefId, ValueId};
+pub use rpc::{Calls, Future, Scope};
+pub use rref::{Fetch, RRef};
+pub use tensor::Tensor;
+pub use world::{Builder, World, local};

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::optimizer::OwnerReport;
 use super::tables::{OwnerOptimizer, Tables};
+use super::Counters;
 use crate::optim::{Optimizer, OptimizerSpec};
 use crate::protocol::{ContextId, OptimizerId};
 use crate::rpc::{Calls, Scope};
@@ -125,6 +126,27 @@ crate::remote! {
             counter.fetch_add(1, Ordering::Relaxed);
         }
         Ok(OwnerReport { rank, places: owner.places.clone(), parameters, seconds: start.elapsed().as_secs_f64() })
+    }
+
+    /// What is alive on this rank.
+    pub(crate) fn rank_counters(scope: &Scope) -> Result<Counters> {
+        use std::sync::atomic::Ordering;
+        let runtime = &scope.caller().runtime;
+        let (alive, traffic, tables) = (runtime.counters(), runtime.transport.traffic(), Tables::of(runtime)?);
+        let asked_by_itself = usize::from(scope.caller_rank() == scope.rank());
+        Ok(Counters {
+            values: alive.values,
+            handles: alive.handles,
+            requests: alive.requests - asked_by_itself,
+            tasks: alive.tasks - 1,
+            contexts: alive.contexts,
+            backwards: alive.backwards,
+            optimizers: tables.optimizers(),
+            updates_in_place: tables.updates_in_place.load(Ordering::Relaxed),
+            updates_out_of_place: tables.updates_out_of_place.load(Ordering::Relaxed),
+            messages: traffic.messages,
+            bytes: traffic.bytes,
+        })
     }
 
     /// Forgets an optimizer.

@@ -2,12 +2,15 @@
 
 mod builtin;
 mod context;
+mod counters;
 mod executor;
 mod optimizer;
 mod parameters;
 mod tables;
 
+pub(crate) use builtin::rank_counters;
 pub use context::{BackwardOptions, Context};
+pub use counters::Counters;
 pub(crate) use executor::Ranks;
 pub use optimizer::{DistributedOptimizer, OwnerReport, StepReport};
 pub use parameters::ParameterCalls;

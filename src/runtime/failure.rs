@@ -3,6 +3,9 @@
 use std::any::Any;
 use std::cell::Cell;
 use std::io::Write;
+use std::sync::Arc;
+
+use super::Runtime;
 
 thread_local! {
     /// How many regions that catch panics this thread is in.
@@ -43,4 +46,22 @@ pub(crate) fn message(panic: &(dyn Any + Send)) -> String {
 pub(crate) fn last_words(rank: u32, why: &str) {
     log::error!("rank {rank}: {why}; the job is aborted");
     let _ = writeln!(std::io::stderr(), "rankgrad: rank {rank}: {why}; the job is aborted");
+}
+
+/// Aborts the job when the thread that started the world panics outside of the regions that catch; on any panic where panics abort the process anyway.
+/// The hook that was there before runs first.
+pub(crate) fn install_hook(runtime: &Arc<Runtime>) {
+    let main = std::thread::current().id();
+    let runtime = Arc::downgrade(runtime);
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        before(info);
+        let fatal = cfg!(panic = "abort") || (std::thread::current().id() == main && !is_caught());
+        if fatal
+            && let Some(runtime) = runtime.upgrade()
+            && !runtime.is_finished()
+        {
+            runtime.abort("panicked");
+        }
+    }));
 }

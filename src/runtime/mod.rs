@@ -82,7 +82,7 @@ struct After {
     forget: Vec<ContextId>,
 }
 
-type State = HashMap<std::any::TypeId, Arc<dyn Any + Send + Sync>>;
+pub(crate) type State = HashMap<std::any::TypeId, Arc<dyn Any + Send + Sync>>;
 
 /// One rank at work.
 pub(crate) struct Runtime {
@@ -121,7 +121,7 @@ pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Runtime {
     /// Starts the driver and its service thread. Placement is asked about the cores that this rank may use.
-    pub(crate) fn start(transport: Box<dyn Transport>, settings: Settings, executor: Box<dyn Executor>) -> Result<Arc<Self>> {
+    pub(crate) fn start(transport: Box<dyn Transport>, settings: Settings, executor: Box<dyn Executor>, state: State) -> Result<Arc<Self>> {
         let (me, size) = (transport.rank(), transport.size());
         let node = transport.node_ranks();
         let node = placement::Node { ranks: node.len(), index: node.iter().position(|&r| r == me).unwrap_or(0) };
@@ -147,7 +147,7 @@ impl Runtime {
             stopped: AtomicBool::new(false),
             finished: AtomicBool::new(false),
             service: Mutex::default(),
-            state: Mutex::default(),
+            state: Mutex::new(state),
         });
         runtime.spawn_pinned("service", placement.pin);
         Ok(runtime)
@@ -686,6 +686,19 @@ impl Runtime {
 enum Refusal {
     Reply(Message),
     Request { id: RequestId, op: Op, refs: Vec<RefId>, error: Error },
+}
+
+impl From<&Settings> for crate::transport::Settings {
+    fn from(settings: &Settings) -> Self {
+        crate::transport::Settings {
+            eager_limit: settings.eager_limit,
+            chunk_limit: settings.chunk_limit,
+            message_limit: settings.message_limit as u64,
+            segment_tags: settings.segment_tags.try_into().unwrap_or(u16::MAX),
+            ring: settings.ring,
+            pool_bytes: settings.pool_bytes,
+        }
+    }
 }
 
 /// How a request counts for the window to its receiver.

@@ -1,0 +1,8 @@
+//! What most programs need: `use rankgrad::prelude::*;`.
+
+pub use crate::autograd::{Function, no_grad};
+pub use crate::dist::{BackwardOptions, Context, DistributedOptimizer, Mode, ParameterCalls};
+pub use crate::optim::{Adam, Sgd};
+pub use crate::rpc::{Calls, Future, Scope};
+pub use crate::tensor::{DType, Gradient, Tensor};
+pub use crate::{Error, ErrorKind, RRef, Result, World, remote};

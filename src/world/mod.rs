@@ -1,0 +1,195 @@
+//! The world: all ranks that run this program together, as one of them sees it.
+
+mod builder;
+pub mod local;
+
+use std::any::{Any, TypeId};
+use std::sync::Arc;
+
+pub use builder::Builder;
+
+use crate::dist::{Context, Counters, Tables, rank_counters};
+use crate::rpc::{Caller, Calls};
+use crate::runtime::{Runtime, Windowed};
+use crate::{ErrorKind, Result};
+
+/// All ranks of this program, as one of them sees it: brings MPI and the service thread up, and ends them.
+///
+/// Any rank can issue calls ([`Calls`], [`ParameterCalls`](crate::ParameterCalls)) at any time, and answers those of others while its main thread does what it
+/// likes. Two common ways: one rank drives and the others serve ([`lead`](Self::lead)), or all drive at once. At the end each rank calls
+/// [`finish`](Self::finish). A world of several ranks that is dropped without it gave up: the job is aborted.
+///
+/// ```
+/// use rankgrad::prelude::*;
+///
+/// let world = World::init()?; // without a launcher: one rank
+/// world.lead(|world| {
+///     let w = world.put(world.owner(1), Tensor::from_vec(vec![2.0, 3.0], [2])?)?;
+///     let optimizer = DistributedOptimizer::new(world, Sgd::new(0.5), [&w])?;
+///     let ctx = world.context()?;
+///     let loss = ctx.fetch(&w)?.sum_all()?;
+///     ctx.backward(&[loss])?;
+///     optimizer.step(&ctx)?;
+///     assert_eq!(w.fetch()?.to_vec::<f64>()?, [1.5, 2.5]);
+///     Ok(())
+/// })?;
+/// world.finish()?;
+/// # Ok::<(), rankgrad::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct World {
+    caller: Caller,
+    finished: bool,
+}
+
+impl World {
+    /// Starts MPI, asking for MPI_THREAD_MULTIPLE, and takes all its ranks. Collective over MPI_COMM_WORLD; blocks until all have come. Without a launcher it
+    /// is one rank, and everything works.
+    ///
+    /// # Errors
+    /// As [`Builder::start`].
+    pub fn init() -> Result<World> {
+        World::builder().start()
+    }
+
+    /// A world to be set up.
+    pub fn builder<'c>() -> Builder<'c> {
+        Builder::default()
+    }
+
+    pub(crate) fn of(runtime: Arc<Runtime>) -> World {
+        World { caller: Caller { runtime, recorder: None, window: Windowed::Block, limit: None }, finished: false }
+    }
+
+    fn runtime(&self) -> &Arc<Runtime> {
+        &self.caller.runtime
+    }
+
+    /// A rank to own the `k`-th thing, dealt over the ranks in turn: `k` modulo the number of ranks, so that `owner(1)` is rank 1 where there is one,
+    /// and 0 when there is one rank. Local.
+    pub fn owner(&self, k: u32) -> u32 {
+        k % self.size()
+    }
+
+    /// A new distributed autograd context, whose home is this rank. Local; blocks only while very many dropped ones are still being released.
+    ///
+    /// # Errors
+    /// [`ErrorKind::ShutDown`] after the end.
+    pub fn context(&self) -> Result<Context> {
+        Context::open(self.runtime())
+    }
+
+    /// Rank 0 runs `f`; the others serve until it returns. Collective; blocks. `Some` of the result on rank 0, `None` on the others.
+    ///
+    /// # Errors
+    /// `f`'s error on rank 0; [`ErrorKind::LeadFailed`] with its text on the others.
+    pub fn lead<R>(&self, f: impl FnOnce(&World) -> Result<R>) -> Result<Option<R>> {
+        self.runtime().check_alive("lead")?;
+        if self.rank() == 0 {
+            let result = f(self);
+            self.runtime().tell_led(result.as_ref().err().map(ToString::to_string))?;
+            return result.map(Some);
+        }
+        self.led(None)
+    }
+
+    fn led<R>(&self, main: Option<&mut dyn Any>) -> Result<Option<R>> {
+        match self.runtime().wait_led(main)? {
+            None => Ok(None),
+            Some(message) => Err(ErrorKind::LeadFailed { message }.into()),
+        }
+    }
+
+    /// As [`lead`](Self::lead); on the ranks that serve, `on_main` functions run on the main thread, one at a time, with `state`. Collective; blocks.
+    ///
+    /// # Errors
+    /// As [`lead`](Self::lead).
+    pub fn lead_with<S: 'static, R>(&self, state: &mut S, f: impl FnOnce(&World) -> Result<R>) -> Result<Option<R>> {
+        if self.rank() == 0 { self.lead(f) } else { self.led(Some(state)) }
+    }
+
+    /// Serves until all ranks serve (or finish) and nothing is left to do anywhere. Collective; blocks, without a time limit; who is missing is logged every 5 s.
+    ///
+    /// # Errors
+    /// [`ErrorKind::ShutDown`] after the end; [`ErrorKind::Mpi`].
+    pub fn serve(&self) -> Result<()> {
+        self.runtime().check_alive("serve")?;
+        self.runtime().drain(None)
+    }
+
+    /// As [`serve`](Self::serve); `on_main` functions run on this thread, one at a time, with `state`: for solvers that aren't `Send`, or make MPI calls of
+    /// their own. Collective; blocks.
+    ///
+    /// # Errors
+    /// As [`serve`](Self::serve).
+    pub fn serve_with<S: 'static>(&self, state: &mut S) -> Result<()> {
+        self.runtime().check_alive("serve")?;
+        self.runtime().drain(Some(state))
+    }
+
+    /// Gives this rank a state of type `T` for [`Scope::state`](crate::Scope::state), in place of an older one. Local. A call that comes earlier doesn't find it:
+    /// [`Builder::state`] sets it before any call can come.
+    pub fn set_state<T: Send + Sync + 'static>(&self, state: T) {
+        let old = self.runtime().state().insert(TypeId::of::<T>(), Arc::new(state));
+        drop(old);
+    }
+
+    /// What is alive on a rank, and what it has done; this question itself not counted. Targeted; blocks until the answer is there.
+    ///
+    /// # Errors
+    /// As [`Calls::call`].
+    pub fn counters(&self, rank: u32) -> Result<Counters> {
+        self.call(rank, rank_counters, ())
+    }
+
+    /// Messages and bytes that each rank has sent so far, in rank order. Targeted, to all ranks; blocks until all have answered.
+    ///
+    /// # Errors
+    /// As [`Calls::call`].
+    pub fn traffic(&self) -> Result<Vec<(u64, u64)>> {
+        let futures: Vec<_> = (0..self.size()).map(|rank| self.call_async(rank, rank_counters, ())).collect::<Result<_>>()?;
+        futures.into_iter().map(|f| f.wait().map(|c: Counters| (c.messages, c.bytes))).collect()
+    }
+
+    /// The end. Collective; blocks until all ranks have come and nothing is on the way: calls issued from callbacks are waited for. Then our threads end, and
+    /// MPI, if we started it. Values that are still held somewhere are reported in the log.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Mpi`].
+    pub fn finish(mut self) -> Result<()> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.finished = true;
+        self.runtime().drain(None)?;
+        let closed = self.runtime().close();
+        builder::ended();
+        closed
+    }
+}
+
+impl Calls for World {
+    fn caller(&self) -> &Caller {
+        &self.caller
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if self.finished {
+            return;
+        }
+        if self.size() > 1 {
+            let why = if std::thread::panicking() { "panicked" } else { "dropped its world without `finish`: it gave up" };
+            self.runtime().abort(why);
+        }
+        if let Err(e) = self.end() {
+            log::error!("rank {}: the end of a world that was dropped: {e}", self.rank());
+        }
+    }
+}
+
+pub(crate) fn tables_as_state(tables: &Arc<Tables>) -> (TypeId, Arc<dyn Any + Send + Sync>) {
+    (TypeId::of::<Tables>(), Arc::clone(tables) as Arc<dyn Any + Send + Sync>)
+}
