@@ -108,8 +108,14 @@ impl Case {
             let bound = (6.0 / rows.max(1) as f64).sqrt();
             let uniform = Uniform::new_inclusive(-bound, bound).map_err(Error::user)?;
             let value = uniform.sample_iter(&mut random).take(rows * columns).collect();
-            self.init.push(Array { shape: vec![rows, columns], value });
-            self.init.push(Array { shape: vec![columns], value: vec![0.0; columns] });
+            self.init.push(Array {
+                shape: vec![rows, columns],
+                value,
+            });
+            self.init.push(Array {
+                shape: vec![columns],
+                value: vec![0.0; columns],
+            });
         }
         self.check()?;
         Ok(self)
@@ -122,7 +128,11 @@ impl Case {
 
     /// The activation of a layer.
     pub fn activation_of(&self, layer: usize) -> Activation {
-        if layer + 1 < self.layers() { self.activation } else { Activation::None }
+        if layer + 1 < self.layers() {
+            self.activation
+        } else {
+            Activation::None
+        }
     }
 
     /// The optimizer's rule and options.
@@ -133,7 +143,10 @@ impl Case {
     /// First values of a layer.
     pub fn values(&self, layer: usize) -> Result<Values> {
         let tensor = |array: &Array| Tensor::from_vec(array.value.clone(), &array.shape[..]);
-        Ok(Values { weight: tensor(&self.init[2 * layer])?, bias: tensor(&self.init[2 * layer + 1])? })
+        Ok(Values {
+            weight: tensor(&self.init[2 * layer])?,
+            bias: tensor(&self.init[2 * layer + 1])?,
+        })
     }
 
     fn check(&self) -> Result<()> {

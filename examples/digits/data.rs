@@ -24,7 +24,10 @@ impl Rows {
     fn new(rows: &[Vec<f64>]) -> Result<Self> {
         let pixels = rows.iter().flat_map(|row| row[..PIXELS].iter().map(|x| x / WHITE)).collect();
         let labels = rows.iter().map(|row| row[PIXELS] as i64).collect();
-        Ok(Self { pixels: Tensor::from_vec(pixels, &[rows.len(), PIXELS])?, labels: Tensor::from_vec(labels, &[rows.len()])? })
+        Ok(Self {
+            pixels: Tensor::from_vec(pixels, &[rows.len(), PIXELS])?,
+            labels: Tensor::from_vec(labels, &[rows.len()])?,
+        })
     }
 
     /// Number of rows.
@@ -36,7 +39,10 @@ impl Rows {
     pub fn batches(&self, size: usize) -> impl Iterator<Item = Result<Rows>> + '_ {
         (0..self.len()).step_by(size).map(move |start| {
             let (start, end) = (start as i64, self.len().min(start + size) as i64);
-            Ok(Rows { pixels: self.pixels.slice(0, start, end, 1)?, labels: self.labels.slice(0, start, end, 1)? })
+            Ok(Rows {
+                pixels: self.pixels.slice(0, start, end, 1)?,
+                labels: self.labels.slice(0, start, end, 1)?,
+            })
         })
     }
 }
@@ -51,12 +57,20 @@ pub struct Digits {
 
 /// Reads the data, which is compiled in.
 pub fn load() -> Result<Digits> {
-    let rows: Vec<Vec<f64>> = include_str!("data/digits.csv").lines().enumerate().map(row).collect::<Result<_>>()?;
+    let rows: Vec<Vec<f64>> = include_str!("data/digits.csv")
+        .lines()
+        .enumerate()
+        .map(row)
+        .collect::<Result<_>>()?;
     let (train, test) = rows.split_at(TRAIN_ROWS);
-    Ok(Digits { train: Rows::new(train)?, test: Rows::new(test)? })
+    Ok(Digits {
+        train: Rows::new(train)?,
+        test: Rows::new(test)?,
+    })
 }
 
 fn row((line, text): (usize, &str)) -> Result<Vec<f64>> {
     let row: Option<Vec<f64>> = text.split(',').map(|x| x.trim().parse().ok()).collect();
-    row.filter(|row| row.len() == PIXELS + 1).ok_or_else(|| Error::user(format!("digits.csv, line {}: not 65 numbers", line + 1)))
+    row.filter(|row| row.len() == PIXELS + 1)
+        .ok_or_else(|| Error::user(format!("digits.csv, line {}: not 65 numbers", line + 1)))
 }

@@ -1,14 +1,122 @@
-//! Digits
-mod case; mod data; mod network; mod train;
-fn main() -> rankgrad::Result<()> {
-    let digits = data::load()?;
-    for k in 0..2 {
-        let case = case::Case::read(std::path::Path::new("tests/golden/digits_mlp.json"), k)?;
-        let mut net = network::Network::new(&case)?;
-        let t = std::time::Instant::now();
-        let h = train::train(&mut net, &case, &digits, |_| {})?;
-        for (a, b) in h.iter().zip(&case.history) { println!("{} {} {} {}", a.train_loss, b.train_loss, a.test_accuracy, b.test_accuracy); }
-        println!("{:?}", t.elapsed());
+//! Trains a network on hand-written digits: rank 0 holds the data and leads, the other ranks own the layers.
+//!
+//! Without arguments it trains a network of its own, draws its curves and prints a confusion matrix. With `--case FILE
+//! --index K` it trains a case of a file and compares each epoch's loss with what the file expects. `--help` tells the rest.
+
+// A program, not a library: nothing outside can reach it anyway.
+#![allow(unreachable_pub)]
+
+mod case;
+mod curves;
+mod data;
+mod network;
+mod options;
+mod progress;
+mod report;
+mod train;
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use rankgrad::{Error, Result};
+
+use case::Case;
+use network::Network;
+use options::Options;
+use progress::Progress;
+use report::{Line, Run, TOLERANCE};
+
+/// Ranks that take part.
+const RANKS: u32 = 1;
+
+fn main() -> ExitCode {
+    let options = match Options::parse(std::env::args().skip(1)) {
+        Ok(Some(options)) => options,
+        Ok(None) => {
+            print!("{}", options::USAGE);
+            return ExitCode::SUCCESS;
+        }
+        Err(error) => {
+            eprintln!("digits: {error}\n\n{}", options::USAGE);
+            return ExitCode::from(2);
+        }
+    };
+    match run(&options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("digits: {error}");
+            ExitCode::FAILURE
+        }
     }
-    Ok(())
+}
+
+/// What rank 0 does.
+fn run(options: &Options) -> Result<()> {
+    let digits = data::load()?;
+    let case = match &options.case {
+        Some((file, index)) => Case::read(file, *index)?,
+        None => options.network.clone().with_first_values(options.seed)?,
+    };
+    let mut network = Network::new(&case)?;
+    let mut progress = Progress::new(case.epochs, options.case.is_none());
+    let start = Instant::now();
+    let history = train::train(&mut network, &case, &digits, |epoch| progress.ended(epoch))?;
+    let seconds = start.elapsed().as_secs_f64();
+    progress.finish();
+
+    let traffic = network.traffic()?;
+    let run = Run {
+        ranks: RANKS,
+        history,
+        owners: network.owners(),
+        messages: traffic.messages,
+        bytes: traffic.bytes,
+    };
+    if let Some(file) = &options.out {
+        run.write(file)?;
+    }
+    match options.case {
+        Some((_, index)) => compare(index, &case, &run, seconds),
+        None => {
+            println!("\n{}\n", report::confusion(&train::confusion(&network, &digits.test)?));
+            let (accuracy, rows) = (100.0 * last(&run)?.test_accuracy, digits.test.len());
+            println!("{accuracy:.1} % of {rows} test digits told right, after {seconds:.1} s of training on {RANKS} rank(s)");
+            let [svg, png] = curves::draw(&run.history, &options.curves).map_err(|e| Error::user(format!("curves: {e}")))?;
+            println!("curves of loss and accuracy: {} and {}", svg.display(), png.display());
+            Ok(())
+        }
+    }
+}
+
+/// Prints the line of a case, and fails if it isn't what the file expects.
+fn compare(index: usize, case: &Case, run: &Run, seconds: f64) -> Result<()> {
+    let last = last(run)?;
+    let (max_loss_error, accuracies_equal) = report::compare(&run.history, &case.history);
+    let line = Line {
+        case: index,
+        ranks: run.ranks,
+        max_loss_error,
+        final_train_loss: last.train_loss,
+        final_test_accuracy: last.test_accuracy,
+        seconds,
+    };
+    println!("{}", serde_json::to_string(&line).map_err(Error::user)?);
+    let wrong = if case.history.len() != run.history.len() {
+        format!(
+            "the file has {} epochs of history for {} epochs",
+            case.history.len(),
+            run.history.len()
+        )
+    } else if max_loss_error > TOLERANCE {
+        format!("a loss differs by {max_loss_error:.1e}, relative; {TOLERANCE:e} are allowed")
+    } else if !accuracies_equal {
+        "a test accuracy differs".to_owned()
+    } else {
+        return Ok(());
+    };
+    Err(Error::user(format!("case {index}: {wrong}")))
+}
+
+fn last(run: &Run) -> Result<&case::Epoch> {
+    run.history.last().ok_or_else(|| Error::user("train for at least one epoch"))
 }

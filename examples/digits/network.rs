@@ -47,16 +47,26 @@ impl Network {
         let layers = (0..case.layers()).map(|k| {
             let values = case.values(k)?;
             let (weight, bias) = (values.weight.parameter()?, values.bias.parameter()?);
-            Ok(Layer { weight, bias, activation: case.activation_of(k), owner: owner(k, 1) })
+            Ok(Layer {
+                weight,
+                bias,
+                activation: case.activation_of(k),
+                owner: owner(k, 1),
+            })
         });
         let layers = layers.collect::<Result<Vec<_>>>()?;
         let parameters = layers.iter().flat_map(|l| [l.weight.clone(), l.bias.clone()]).collect();
-        Ok(Self { optimizer: Optimizer::new(case.optimizer()?, parameters)?, layers })
+        Ok(Self {
+            optimizer: Optimizer::new(case.optimizer()?, parameters)?,
+            layers,
+        })
     }
 
     /// Scores of each class, `[rows, 10]`.
     pub fn scores(&self, pixels: &Tensor) -> Result<Tensor> {
-        self.layers.iter().try_fold(pixels.clone(), |x, l| layer(&x, &l.weight, &l.bias, l.activation))
+        self.layers
+            .iter()
+            .try_fold(pixels.clone(), |x, l| layer(&x, &l.weight, &l.bias, l.activation))
     }
 
     /// One step on a batch; returns the batch's mean loss before it.
@@ -64,7 +74,8 @@ impl Network {
         let loss = self.scores(&batch.pixels)?.cross_entropy(&batch.labels)?;
         loss.backward()?;
         let parameters: Vec<Tensor> = self.optimizer.parameters().cloned().collect();
-        self.optimizer.step(&mut |place| parameters[place].leaf().and_then(|leaf| leaf.take_grad()))?;
+        self.optimizer
+            .step(&mut |place| parameters[place].leaf().and_then(|leaf| leaf.take_grad()))?;
         loss.item::<f64>()
     }
 
@@ -75,6 +86,9 @@ impl Network {
 
     /// Messages and bytes sent so far.
     pub fn traffic(&self) -> Result<Traffic> {
-        Ok(Traffic { messages: vec![0], bytes: vec![0] })
+        Ok(Traffic {
+            messages: vec![0],
+            bytes: vec![0],
+        })
     }
 }

@@ -18,8 +18,15 @@ pub fn train(network: &mut Network, case: &Case, digits: &Digits, mut ended: imp
         }
         let train_loss = sum / digits.train.len() as f64;
         let told = guesses(network, &digits.test)?;
-        let right = told.iter().zip(labels(&digits.test)?).filter(|(guess, label)| **guess == *label).count();
-        let epoch = Epoch { train_loss, test_accuracy: right as f64 / told.len() as f64 };
+        let right = told
+            .iter()
+            .zip(labels(&digits.test)?)
+            .filter(|(guess, label)| **guess == *label)
+            .count();
+        let epoch = Epoch {
+            train_loss,
+            test_accuracy: right as f64 / told.len() as f64,
+        };
         ended(&epoch);
         history.push(epoch);
     }
