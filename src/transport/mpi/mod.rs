@@ -102,10 +102,21 @@ pub fn start(host: Host<'_>, settings: Settings) -> Result<MpiTransport> {
     settings.check()?;
     let own_mpi = host.is_none();
     let (comm, thread_level) = start::start(&host)?;
-    same_on_all_ranks(&comm, &settings)?;
     let (rank, size) = (comm.rank, comm.size);
-    let (doorbells, node_ranks) = Doorbells::new(&comm)?;
-    let engine = Engine::new(comm, &settings)?;
+    let joined = same_on_all_ranks(&comm, &settings).and_then(|()| {
+        let (doorbells, node_ranks) = Doorbells::new(&comm)?;
+        Ok((doorbells, node_ranks, Engine::new(comm, &settings)?))
+    });
+    let (doorbells, node_ranks, engine) = match joined {
+        Ok(joined) => joined,
+        Err(error) => {
+            if own_mpi {
+                // The first error is the one to tell.
+                let _ = start::finalize();
+            }
+            return Err(error);
+        }
+    };
     process::opened();
     log::debug!(
         "rank {rank} of {size} is up: {thread_level}, {} ranks on this node",

@@ -1,6 +1,7 @@
 //! The page of doorbells that the ranks of a node share.
 
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{PoisonError, RwLock, TryLockError};
 use std::time::Duration;
 
@@ -20,6 +21,8 @@ const ELSEWHERE: u32 = u32::MAX;
 pub(super) struct Doorbells {
     /// `None` after the end. Read while a doorbell is in use, so that the page outlives each use.
     page: RwLock<Option<Page>>,
+    /// Set when the end waits for uses to stop: from then on there are no new ones.
+    ending: AtomicBool,
     /// For each rank its slot in the page.
     slots: Vec<u32>,
     own: usize,
@@ -132,6 +135,7 @@ impl Doorbells {
         Ok((
             Doorbells {
                 page,
+                ending: AtomicBool::new(false),
                 slots,
                 own,
                 sleeper: Sleeper::default(),
@@ -140,7 +144,11 @@ impl Doorbells {
         ))
     }
 
+    /// `None` after the end.
     fn with<T>(&self, operation: impl FnOnce(&[Slot]) -> T) -> Option<T> {
+        if self.ending.load(SeqCst) {
+            return None;
+        }
         self.page
             .read()
             .unwrap_or_else(PoisonError::into_inner)
@@ -186,13 +194,17 @@ impl Doorbells {
 
     /// Wakes those who sleep, waits until they have left, and frees the page. Collective over the node.
     pub(super) fn free(&self) -> Result<()> {
+        self.ending.store(true, SeqCst);
         loop {
-            self.wake();
+            // One who was not asleep yet at the last wake may be by now.
+            if let Some(page) = self.page.read().unwrap_or_else(PoisonError::into_inner).as_ref() {
+                self.sleeper.wake(&page.slots()[self.own], &Futex);
+            }
             let mut page = match self.page.try_write() {
                 Ok(page) => page,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
                 Err(TryLockError::WouldBlock) => {
-                    std::thread::yield_now();
+                    std::thread::sleep(Duration::from_micros(50));
                     continue;
                 }
             };
