@@ -17,7 +17,7 @@ use std::time::Duration;
 pub(crate) use backward::{Input, Output};
 pub(crate) use drain::children;
 pub use ids::{ContextId, OptimizerId, RefId, ValueId};
-pub(crate) use ids::{CrossingId, MAX_RANKS, RequestId, TaskId};
+pub(crate) use ids::{CrossingId, RequestId, TaskId};
 pub use message::Mode;
 pub(crate) use message::{Answer, Gate, Manner, Message, Op, Status, Tag};
 use references::{Lookup, References};

@@ -18,7 +18,7 @@
 ///     /// Sum of a tensor on another rank.
 ///     fn total(scope: &Scope, x: Tensor) -> Result<f64> {
 ///         let _here = scope.rank();
-///         x.sum_all()?.item()
+///         x.sum()?.item()
 ///     }
 /// }
 ///

@@ -27,7 +27,7 @@ use crate::{ErrorKind, Result};
 ///     let w = world.put(world.owner(1), Tensor::from_vec(vec![2.0, 3.0], [2])?)?;
 ///     let optimizer = DistributedOptimizer::new(world, Sgd::new(0.5), [&w])?;
 ///     let ctx = world.context()?;
-///     let loss = ctx.fetch(&w)?.sum_all()?;
+///     let loss = ctx.fetch(&w)?.sum()?;
 ///     ctx.backward(&[loss])?;
 ///     optimizer.step(&ctx)?;
 ///     assert_eq!(w.fetch()?.to_vec::<f64>()?, [1.5, 2.5]);

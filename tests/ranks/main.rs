@@ -8,6 +8,7 @@
 
 #![allow(unreachable_pub, reason = "a test has no other users than itself")]
 
+mod calls;
 mod case;
 mod driver;
 mod launch;
@@ -18,7 +19,7 @@ use std::process::ExitCode;
 use case::Case;
 
 /// The cases of each topic.
-const TOPICS: &[&[Case]] = &[selftest::CASES];
+const TOPICS: &[&[Case]] = &[selftest::CASES, calls::CASES];
 
 fn main() -> ExitCode {
     match std::env::var(launch::CASE) {
