@@ -92,7 +92,7 @@ impl Default for Settings {
             pool_bytes: 256 << 20,
             window_requests: 1024,
             window_bytes: 256 << 20,
-            pool_threads: 64,
+            pool_threads: 1024,
             compute_threads: 1,
             blas_threads: 1,
             pin: true,

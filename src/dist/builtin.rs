@@ -7,11 +7,11 @@ use super::tables::{OwnerOptimizer, Tables};
 use super::Counters;
 use crate::optim::{Optimizer, OptimizerSpec};
 use crate::protocol::{ContextId, OptimizerId};
-use crate::rpc::{Calls, Scope};
+use crate::rpc::{Calls, Scope, stored};
 use crate::rref::RRef;
 use crate::runtime::lock;
 use crate::tensor::{Gradient, RowSparse, Tensor};
-use crate::{ErrorKind, Result};
+use crate::{Error, ErrorKind, Result};
 
 /// A gradient as an argument or a result.
 #[derive(Debug, Serialize, Deserialize)]
@@ -56,6 +56,17 @@ crate::remote! {
     pub(super) fn put_tensor(scope: &Scope, tensor: Tensor, parameter: bool) -> Result<Tensor> {
         let _ = scope;
         if parameter { tensor.parameter() } else { Ok(tensor) }
+    }
+
+    /// References to the parameters of a module.
+    pub(super) fn module_parameters(scope: &Scope, module: RRef<()>) -> Result<Vec<RRef<Tensor>>> {
+        let value = scope.caller().runtime.value("parameters", module.id().value)?;
+        let stored = stored(&value).ok_or_else(|| Error::user("a value of an unknown kind"))?;
+        let parameters = stored.parameters().ok_or_else(|| ErrorKind::Argument {
+            op: "parameters".into(),
+            what: format!("`{}` doesn't implement `rankgrad::rpc::Module`", stored.type_name()),
+        })?;
+        parameters.into_iter().map(|p| scope.share(p)).collect()
     }
 
     /// Sets the value of a tensor.

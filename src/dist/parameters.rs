@@ -1,6 +1,6 @@
 //! Parameters on other ranks.
 
-use super::builtin::{assign_tensor, put_tensor};
+use super::builtin::{assign_tensor, module_parameters, put_tensor};
 use crate::rpc::Calls;
 use crate::rref::RRef;
 use crate::tensor::Tensor;
@@ -27,6 +27,14 @@ pub trait ParameterCalls: Calls {
     /// As [`Calls::remote`].
     fn put_constant(&self, to: u32, tensor: Tensor) -> Result<RRef<Tensor>> {
         self.remote(to, put_tensor, (tensor, false))
+    }
+
+    /// References to the parameters of a user's model on its owner. Targeted; blocks until the answer is there.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Argument`] from the owner if its type is no [`Module`](crate::rpc::Module); as [`Calls::call`].
+    fn parameters<T>(&self, module: &RRef<T>) -> Result<Vec<RRef<Tensor>>> {
+        self.call(module.owner(), module_parameters, (module.untyped(),))
     }
 
     /// Sets the value of a tensor on its owner. A parameter keeps its dtype and shape, and gets a new version, which is returned (0 for others).

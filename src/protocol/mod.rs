@@ -260,8 +260,11 @@ impl<V: Clone, P: Default> Rank<V, P> {
         }
     }
 
-    pub(crate) fn retain(&mut self, id: RefId) {
-        self.refs.retain(id);
+    /// A handle on a value that is known by its id alone.
+    pub(crate) fn attach(&mut self, id: RefId) {
+        if self.refs.receive(id, u32::MAX) {
+            self.send(id.owner, Message::Register { value: id.value }, P::default());
+        }
     }
 
     pub(crate) fn drop_handle(&mut self, id: RefId) {

@@ -252,7 +252,7 @@ pub trait Calls {
     fn share<T: Fetch>(&self, value: T) -> Result<RRef<T>> {
         use super::stored::{Encodable as _, Probe};
         let encoder = Probe::<T>(std::marker::PhantomData).encoder();
-        keep(self.caller(), Stored::new(value, encoder))
+        keep(self.caller(), Stored::new(value, encoder, None))
     }
 
     /// Keeps a value on this rank and makes it referable; it can't leave the rank, functions go to it. Local.
@@ -260,7 +260,19 @@ pub trait Calls {
     /// # Errors
     /// [`ErrorKind::ShutDown`] after `finish`.
     fn share_object<T: Send + Sync + 'static>(&self, value: T) -> Result<RRef<T>> {
-        keep(self.caller(), Stored::new(value, None))
+        keep(self.caller(), Stored::new(value, None, None))
+    }
+
+    /// A reference to a value whose owner and id are known. Targeted; doesn't wait. Whether there is such a value shows when it is used.
+    ///
+    /// # Errors
+    /// [`ErrorKind::UnknownRank`] if there is no such owner.
+    fn attach<T>(&self, id: RefId) -> Result<RRef<T>> {
+        let runtime = &self.caller().runtime;
+        runtime.check_alive("attach")?;
+        runtime.check_rank("attach", id.owner)?;
+        runtime.attach(id)?;
+        Ok(RRef::from_handle(Handle::new(runtime, id)))
     }
 
     /// A copy of the value of a reference. Targeted; blocks until it is there, also when it is still being made.

@@ -83,10 +83,10 @@ macro_rules! remote {
                 $main_in: ::core::option::Option<&mut dyn ::core::any::Any>,
             ) -> $crate::Result<$crate::rpc::Stored> {
                 #[allow(unused_imports)]
-                use $crate::rpc::{Encodable as _, Opaque as _};
+                use $crate::rpc::{Encodable as _, HasParameters as _, NoParameters as _, Opaque as _};
                 let value = $crate::rpc::outcome({ $($steps)* })?;
-                let encoder = (&$crate::rpc::Probe::<<$result as $crate::rpc::Outcome>::Value>(::core::marker::PhantomData)).encoder();
-                Ok($crate::rpc::Stored::new(value, encoder))
+                let probe = &$crate::rpc::Probe::<<$result as $crate::rpc::Outcome>::Value>(::core::marker::PhantomData);
+                Ok($crate::rpc::Stored::new(value, probe.encoder(), probe.list()))
             }
             static REGISTRATION: $crate::rpc::Registration = $crate::rpc::Registration::new(
                 concat!(module_path!(), "::", stringify!($name)),

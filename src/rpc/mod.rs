@@ -25,11 +25,18 @@ pub use registry::{Entry, Incoming, Registration};
 pub(crate) use registry::{check, get, listing};
 pub use scope::Scope;
 #[doc(hidden)]
-pub use stored::{Encodable, Opaque, Probe, Stored};
+pub use stored::{Encodable, HasParameters, NoParameters, Opaque, Probe, Stored};
 pub(crate) use stored::{into_value, stored};
 
 use crate::rref::RRef;
+use crate::tensor::Tensor;
 use crate::{Error, ErrorKind, Result};
+
+/// A value that has parameters: a user's model. [`ParameterCalls::parameters`](crate::ParameterCalls::parameters) refers to those of one on another rank.
+pub trait Module {
+    /// The parameters, in a fixed order.
+    fn parameters(&self) -> Vec<Tensor>;
+}
 
 /// Parameters of a function on a value that a reference names: the value's type, then the rest.
 #[derive(Debug)]

@@ -5,11 +5,14 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use serde::Serialize;
 
+use super::Module;
 use crate::runtime::Value;
+use crate::tensor::Tensor;
 use crate::wire::{self, Encoded};
 use crate::{ErrorKind, Result};
 
 type EncodeFn = fn(&dyn Any, &mut Vec<u8>) -> Result<()>;
+type ParametersFn = fn(&dyn Any) -> Vec<Tensor>;
 
 /// A value of any type, kept by its owner.
 #[doc(hidden)]
@@ -17,6 +20,7 @@ pub struct Stored {
     cell: Box<dyn Any + Send + Sync>,
     type_name: &'static str,
     encode: Option<EncodeFn>,
+    parameters: Option<ParametersFn>,
 }
 
 impl std::fmt::Debug for Stored {
@@ -26,13 +30,18 @@ impl std::fmt::Debug for Stored {
 }
 
 impl Stored {
-    /// A value that can be fetched if there is an encoder for it.
-    pub fn new<T: Send + Sync + 'static>(value: T, encode: Option<EncodeFn>) -> Self {
-        Stored { cell: Box::new(RwLock::new(value)), type_name: type_name::<T>(), encode }
+    /// A value that can be fetched if there is an encoder for it, and asked for its parameters if it is a [`Module`].
+    pub fn new<T: Send + Sync + 'static>(value: T, encode: Option<EncodeFn>, parameters: Option<ParametersFn>) -> Self {
+        Stored { cell: Box::new(RwLock::new(value)), type_name: type_name::<T>(), encode, parameters }
     }
 
     pub(crate) fn type_name(&self) -> &'static str {
         self.type_name
+    }
+
+    /// The parameters of a [`Module`].
+    pub(crate) fn parameters(&self) -> Option<Vec<Tensor>> {
+        self.parameters.map(|list| list(&*self.cell))
     }
 
     fn lock<T: 'static>(&self) -> Option<&RwLock<T>> {
@@ -106,6 +115,37 @@ pub trait Opaque {
 
 impl<T> Opaque for &Probe<T> {
     fn encoder(&self) -> Option<EncodeFn> {
+        None
+    }
+}
+
+fn parameters_of<T: Module + 'static>(cell: &dyn Any) -> Vec<Tensor> {
+    match cell.downcast_ref::<RwLock<T>>() {
+        Some(lock) => lock.read().unwrap_or_else(PoisonError::into_inner).parameters(),
+        None => Vec::new(),
+    }
+}
+
+#[doc(hidden)]
+pub trait HasParameters {
+    /// What lists them.
+    fn list(&self) -> Option<ParametersFn>;
+}
+
+impl<T: Module + 'static> HasParameters for Probe<T> {
+    fn list(&self) -> Option<ParametersFn> {
+        Some(parameters_of::<T>)
+    }
+}
+
+#[doc(hidden)]
+pub trait NoParameters {
+    /// Nothing.
+    fn list(&self) -> Option<ParametersFn>;
+}
+
+impl<T> NoParameters for &Probe<T> {
+    fn list(&self) -> Option<ParametersFn> {
         None
     }
 }

@@ -90,6 +90,11 @@ impl<T: ?Sized> RRef<T> {
         self.owner() == self.handle.runtime.rank()
     }
 
+    /// The same reference, whatever the type.
+    pub(crate) fn untyped(&self) -> RRef<()> {
+        RRef::from_handle(Arc::clone(&self.handle))
+    }
+
     pub(crate) fn runtime(&self) -> &Arc<Runtime> {
         &self.handle.runtime
     }

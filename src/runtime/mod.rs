@@ -438,6 +438,11 @@ impl Runtime {
         self.event(|core| core.rank.allocate(owner))
     }
 
+    /// A handle on a value that is known by its id alone.
+    pub(crate) fn attach(self: &Arc<Self>, id: RefId) -> Result<()> {
+        self.event(|core| core.rank.attach(id))
+    }
+
     /// Keeps a value on this rank.
     pub(crate) fn keep(self: &Arc<Self>, value: Value) -> Result<RefId> {
         self.event(|core| core.rank.keep(value))

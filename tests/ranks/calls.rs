@@ -7,12 +7,7 @@ use rankgrad::prelude::*;
 use rankgrad::rpc::wait_all;
 
 use crate::case::Case;
-
-type Outcome = std::result::Result<(), Box<dyn std::error::Error>>;
-
-fn ok(result: Result<()>) -> Outcome {
-    Ok(result?)
-}
+use crate::{Outcome, ok};
 
 static SIDE: AtomicU64 = AtomicU64::new(0);
 

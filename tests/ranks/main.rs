@@ -13,17 +13,26 @@ mod case;
 mod driver;
 mod launch;
 mod selftest;
+mod training;
 
 use std::process::ExitCode;
 
 use case::Case;
 
 /// The cases of each topic.
-const TOPICS: &[&[Case]] = &[selftest::CASES, calls::CASES];
+const TOPICS: &[&[Case]] = &[selftest::CASES, calls::CASES, training::CASES];
 
 fn main() -> ExitCode {
     match std::env::var(launch::CASE) {
         Ok(name) => case::run_rank(&name, TOPICS.iter().copied().chain([selftest::HELPERS]).flatten()),
         Err(_) => driver::run(TOPICS.iter().copied().flatten()),
     }
+}
+
+/// What a case comes to.
+pub type Outcome = Result<(), Box<dyn std::error::Error>>;
+
+/// The end of a case.
+pub fn ok(result: rankgrad::Result<()>) -> Outcome {
+    Ok(result?)
 }
