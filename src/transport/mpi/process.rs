@@ -12,6 +12,9 @@ use super::call::WORLD_RANK;
 /// How long MPI_Abort gets before the process ends by itself.
 const ABORT_LIMIT: Duration = Duration::from_secs(2);
 
+/// How long the launcher gets to pass on what this process wrote: it drops the output of a job that it kills.
+const OUTPUT_PAUSE: Duration = Duration::from_millis(200);
+
 /// Transports that were started and not closed.
 static OPEN: AtomicUsize = AtomicUsize::new(0);
 
@@ -61,6 +64,7 @@ pub(super) fn abort(code: i32) -> ! {
         // SAFETY: no memory is involved. Unhandled, the signal ends the process.
         unsafe { libc::alarm(ABORT_LIMIT.as_secs() as u32) };
     }
+    std::thread::sleep(OUTPUT_PAUSE);
     let (mut initialised, mut finalised) = (0, 0);
     // SAFETY: both may be called at any time, and write to our variables.
     unsafe {
