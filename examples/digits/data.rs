@@ -25,8 +25,8 @@ impl Rows {
         let pixels = rows.iter().flat_map(|row| row[..PIXELS].iter().map(|x| x / WHITE)).collect();
         let labels = rows.iter().map(|row| row[PIXELS] as i64).collect();
         Ok(Self {
-            pixels: Tensor::from_vec(pixels, &[rows.len(), PIXELS])?,
-            labels: Tensor::from_vec(labels, &[rows.len()])?,
+            pixels: Tensor::from_vec(pixels, [rows.len(), PIXELS])?,
+            labels: Tensor::from_vec(labels, [rows.len()])?,
         })
     }
 

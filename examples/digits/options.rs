@@ -13,12 +13,12 @@ Trains a network on hand-written digits, its layers spread over the ranks.
 
 usage: digits [OPTION VALUE]...
   --epochs N          passes over the training rows (20)
-  --batch N           rows in a batch (32)
+  --batch N           rows in a batch (16)
   --seed N            seed of the first weights (7)
-  --widths A,B,..     lengths of the layers (64,64,32,10)
+  --widths A,B,..     lengths of the layers (64,256,128,10)
   --activation NAME   relu, tanh or sigmoid (relu)
-  --optimizer NAME    torch's name of the optimizer (Adam)
-  --options JSON      its options ({\"lr\": 0.003} for Adam, else the defaults)
+  --optimizer NAME    torch's name of the optimizer (SGD)
+  --options JSON      its options ({\"lr\": 0.1, \"momentum\": 0.8} for SGD, else the defaults)
   --curves DIR        where the curves are written (out/digits)
   --out FILE          losses, accuracies, owners and traffic as JSON
   --case FILE         trains a case of this file instead, and compares with its history
@@ -45,12 +45,12 @@ impl Options {
     pub fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Self>, String> {
         let (mut file, mut index, mut options) = (None, None, None);
         let network = Case {
-            widths: vec![64, 64, 32, 10],
+            widths: vec![64, 256, 128, 10],
             activation: Activation::Relu,
-            optimizer: "Adam".into(),
+            optimizer: "SGD".into(),
             options: Value::Null,
             epochs: 20,
-            batch: 32,
+            batch: 16,
             init: vec![],
             history: vec![],
         };
@@ -100,7 +100,7 @@ impl Options {
         };
         parsed.network.options = match options {
             Some(options) => options,
-            None if parsed.network.optimizer == "Adam" => serde_json::json!({"lr": 0.003}),
+            None if parsed.network.optimizer == "SGD" => serde_json::json!({"lr": 0.1, "momentum": 0.8}),
             None => Value::Null,
         };
         Ok(Some(parsed))

@@ -7,16 +7,16 @@ use crate::tensor::{DType, Data, Gradient, RowSparse, Tensor};
 use crate::{ErrorKind, Result};
 
 fn parameter(values: &[f64]) -> Tensor {
-    Tensor::from_vec(values.to_vec(), &[values.len()]).unwrap().parameter().unwrap()
+    Tensor::from_vec(values.to_vec(), [values.len()]).unwrap().parameter().unwrap()
 }
 
 fn dense(values: &[f64]) -> Gradient {
-    Gradient::Dense(Tensor::from_vec(values.to_vec(), &[values.len()]).unwrap().data())
+    Gradient::Dense(Tensor::from_vec(values.to_vec(), [values.len()]).unwrap().data())
 }
 
 fn sparse(rows: &[i64], values: &[f64], shape: &[usize]) -> Gradient {
     let width = shape[1];
-    let values = Tensor::from_vec(values.to_vec(), &[rows.len(), width]).unwrap().data();
+    let values = Tensor::from_vec(values.to_vec(), [rows.len(), width]).unwrap().data();
     Gradient::Sparse(RowSparse::new(rows.to_vec(), values, shape.to_vec()).unwrap())
 }
 
@@ -83,7 +83,7 @@ fn parameters_are_checked() {
             second: 2
         }
     );
-    let plain = Tensor::from_vec(vec![1.0], &[1]).unwrap();
+    let plain = Tensor::from_vec(vec![1.0], [1]).unwrap();
     assert!(matches!(refused(Sgd::new(0.1).into(), vec![plain]), ErrorKind::NotALeaf { .. }));
     let frozen = parameter(&[1.0]);
     frozen.freeze().unwrap();
@@ -102,7 +102,7 @@ fn parameters_are_checked() {
 
 #[test]
 fn gradients_are_checked_before_anything_changes() {
-    let (a, b) = (parameter(&[1.0]), Tensor::zeros(DType::F64, &[2, 2]).parameter().unwrap());
+    let (a, b) = (parameter(&[1.0]), Tensor::zeros(DType::F64, [2, 2]).parameter().unwrap());
     let bad = [
         dense(&[1.0, 2.0, 3.0, 4.0]),
         Gradient::Dense(Data::zeros(DType::F32, &[2, 2])),
@@ -221,7 +221,7 @@ fn groups_have_their_own_options() {
 
 #[test]
 fn options_that_change_between_the_halves_of_a_step_hold() {
-    let p = Tensor::zeros(DType::F64, &[3, 1]).parameter().unwrap();
+    let p = Tensor::zeros(DType::F64, [3, 1]).parameter().unwrap();
     let mut optimizer = Optimizer::new(Sgd::new(1.0), vec![p.clone()]).unwrap();
     let checked = optimizer.check(vec![Some(sparse(&[1], &[1.0], &[3, 1]))]).unwrap();
     assert!(optimizer.state(0).is_none());
@@ -238,7 +238,7 @@ fn sparse_gradients_touch_their_rows_once_and_are_counted() {
         Adagrad::new(0.1).into(),
         SparseAdam::new(0.1).into(),
     ] {
-        let (p, q) = (Tensor::ones(DType::F64, &[4, 2]), Tensor::ones(DType::F64, &[4, 2]));
+        let (p, q) = (Tensor::ones(DType::F64, [4, 2]), Tensor::ones(DType::F64, [4, 2]));
         let (p, q) = (p.parameter().unwrap(), q.parameter().unwrap());
         let mut repeated = Optimizer::new(spec.clone(), vec![p.clone()]).unwrap();
         let mut summed = Optimizer::new(spec, vec![q.clone()]).unwrap();
@@ -258,7 +258,7 @@ fn sparse_gradients_touch_their_rows_once_and_are_counted() {
 #[test]
 fn sparse_gradients_with_momentum_are_as_dense_ones() {
     let spec = OptimizerSpec::from(Sgd::new(0.1).momentum(0.9).nesterov(true));
-    let (p, q) = (Tensor::ones(DType::F64, &[3, 1]).parameter().unwrap(), parameter(&[1.0; 3]));
+    let (p, q) = (Tensor::ones(DType::F64, [3, 1]).parameter().unwrap(), parameter(&[1.0; 3]));
     let mut by_rows = Optimizer::new(spec.clone(), vec![p.clone()]).unwrap();
     let mut whole = Optimizer::new(spec, vec![q.clone()]).unwrap();
     for row in [0, 2, 0] {
@@ -295,7 +295,7 @@ fn maximize_climbs_as_minimize_descends() {
 fn scalars_empty_and_transposed_parameters_work() {
     for spec in dense_rules() {
         let scalar = Tensor::scalar(1.0).parameter().unwrap();
-        let empty = Tensor::zeros(DType::F64, &[0, 3]).parameter().unwrap();
+        let empty = Tensor::zeros(DType::F64, [0, 3]).parameter().unwrap();
         let matrix = ndarray::Array2::from_shape_fn((2, 3), |(i, j)| (3 * i + j) as f64);
         let turned = Tensor::from_array(matrix.clone().reversed_axes()).parameter().unwrap();
         let straight = Tensor::from_array(matrix.t().as_standard_layout().to_owned()).parameter().unwrap();
@@ -326,4 +326,49 @@ fn adafactor_keeps_rows_and_columns_of_each_matrix() {
     let state = optimizer.state(0).unwrap();
     assert_eq!(state.array("row_var").unwrap().shape(), [2, 3, 1]);
     assert_eq!(state.array("col_var").unwrap().shape(), [2, 1, 4]);
+}
+
+/// A rule of a program's own: it moves by `lr` against the gradient's sign, and counts its steps.
+#[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+struct SignDescent {
+    lr: f64,
+}
+
+impl Rule for SignDescent {
+    const NAME: &'static str = "SignDescent";
+    const SCALARS: &'static [(&'static str, f64)] = &[("step", 0.0)];
+
+    fn check(&self) -> Result<()> {
+        options::Check(Self::NAME).at_least_0("lr", self.lr)
+    }
+
+    fn arrays(&self, _shape: &[usize]) -> Vec<StateArray> {
+        vec![]
+    }
+
+    fn update<T: Float>(&self, p: &mut [T], g: &[T], state: &mut StateView<'_, T>) {
+        state.count();
+        let lr = T::of(self.lr);
+        arithmetic::pass0(p, g, |p, g| p - lr * arithmetic::sign(g));
+    }
+}
+
+#[test]
+fn a_rule_of_ones_own_is_used_like_a_built_in() {
+    let p = parameter(&[1.0, 2.0, 3.0]);
+    let spec = OptimizerSpec::from(SignDescent { lr: 0.5 });
+    let mut optimizer = Optimizer::new(spec.clone(), vec![p.clone()]).unwrap();
+    optimizer.step_one(0, dense(&[4.0, 0.0, -1e-9])).unwrap();
+    assert_eq!(values(&p), [0.5, 2.0, 3.5]);
+    assert_eq!(optimizer.state(0).unwrap().scalar("step"), Some(1.0));
+    assert_eq!(spec.to_json(), json!({"lr": 0.5}));
+    assert!(matches!(kind(Optimizer::new(SignDescent { lr: -0.5 }, vec![p])), ErrorKind::OptionValue { .. }));
+}
+
+#[test]
+fn optimizers_can_be_sent_to_threads() {
+    fn sendable<T: Send + Sync>() {}
+    sendable::<OptimizerSpec>();
+    sendable::<Optimizer>();
+    sendable::<Checked>();
 }

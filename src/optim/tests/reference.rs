@@ -6,11 +6,11 @@ use crate::tensor::{Gradient, Tensor};
 const GRADIENTS: [[f64; 3]; 3] = [[0.5, -2.0, 0.0], [-1.5, -1.0, 0.25], [0.125, 3.0, -0.75]];
 
 fn three_steps(spec: impl Into<OptimizerSpec>, start: [f64; 3], sign: f64) -> Vec<f64> {
-    let p = Tensor::from_vec(start.to_vec(), &[3]).unwrap().parameter().unwrap();
+    let p = Tensor::from_vec(start.to_vec(), [3]).unwrap().parameter().unwrap();
     let mut optimizer = Optimizer::new(spec, vec![p.clone()]).unwrap();
     for gradient in GRADIENTS {
         let gradient = gradient.map(|g| sign * g).to_vec();
-        let gradient = Gradient::Dense(Tensor::from_vec(gradient, &[3]).unwrap().data());
+        let gradient = Gradient::Dense(Tensor::from_vec(gradient, [3]).unwrap().data());
         optimizer.step_one(0, gradient).unwrap();
     }
     p.to_vec().unwrap()
