@@ -13,9 +13,9 @@ fn main() -> Result<()> {
     let world = World::init()?; // MPI and the service thread are up; one rank without a launcher
     world.lead(|world| {
         let far = world.owner(1); // rank 1, or 0 when there is one rank
-        let w = world.put(far, orthogonal([2, 8], 1.0, 7)?)?; // references to parameters over there
+        let w = world.put(far, orthogonal([2, 8], 7)?)?; // references to parameters over there
         let b = world.put(far, Tensor::zeros(DType::F64, [8]))?;
-        let v = world.put(0, orthogonal([8, 1], 1.0, 8)?)?;
+        let v = world.put(0, orthogonal([8, 1], 8)?)?;
         let optimizer = DistributedOptimizer::new(world, Adam::new(0.05), [&w, &b, &v])?;
         let x = Tensor::from_vec(vec![0., 0., 0., 1., 1., 0., 1., 1.], [4, 2])?;
         let y = Tensor::from_vec(vec![0., 1., 1., 0.], [4, 1])?; // exclusive or
