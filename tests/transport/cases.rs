@@ -184,7 +184,7 @@ pub(crate) fn refusal() {
 pub(crate) fn bursts() {
     let transport = up(Settings::default());
     let senders = transport.size() - 1;
-    let (rounds, burst) = (60, 400);
+    let (rounds, burst) = (300, 400);
     if transport.rank() == 0 {
         let mut sleeps = 0;
         for round in 0..rounds {
