@@ -29,3 +29,8 @@ pub use rpc::{Calls, Future, Scope};
 pub use rref::{Fetch, RRef};
 pub use tensor::Tensor;
 pub use world::{Builder, World, local};
+
+/// The programs in the README, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,7 +1,7 @@
 //! A case of the file: an operation with what it must compute.
 
-use rankgrad::tensor::{DType, Data, Tensor};
-use rankgrad::{Error, Result};
+use rankgrad::prelude::*;
+use rankgrad::tensor::Data;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -70,9 +70,41 @@ fn numbers(data: Data) -> Result<Vec<f64>> {
     Tensor::from_data(data).cast(DType::F64)?.to_vec()
 }
 
+remote! {
+    /// Runs an operation on another rank; attributes are JSON.
+    fn apply(scope: &Scope, op: String, attrs: String, inputs: Vec<Tensor>) -> Result<Tensor> {
+        let _ = scope;
+        let attrs = serde_json::from_str(&attrs).map_err(Error::user)?;
+        table::apply(&op, &attrs, &inputs)
+    }
+}
+
 /// Runs a case on this rank: the operation, and a backward from the sum of its output times the gradient from above.
 pub fn run_local(case: &Case) -> Result<Outcome> {
-    let inputs = case
+    let inputs = case.leaves()?;
+    let output = table::apply(&case.op, &case.attrs, &inputs)?;
+    if let Some(root) = case.root(&output)? {
+        root.backward()?;
+    }
+    outcome(&output, inputs.iter().map(Tensor::grad).collect())
+}
+
+/// Runs a case's operation as a recorded call on another rank; the gradients come back from there.
+pub fn run_remote(case: &Case, world: &World, rank: u32) -> Result<Outcome> {
+    let inputs = case.leaves()?;
+    let ctx = world.context()?;
+    let output = ctx.call(rank, apply, (&case.op, case.attrs.to_string(), &inputs))?;
+    if let Some(root) = case.root(&output)? {
+        ctx.backward(&[root])?;
+    }
+    let gradient = |input: &Tensor| if input.is_leaf() { ctx.local_gradient(input) } else { Ok(None) };
+    outcome(&output, inputs.iter().map(gradient).collect::<Result<_>>()?)
+}
+
+impl Case {
+    /// The inputs; floats are leaves.
+    fn leaves(&self) -> Result<Vec<Tensor>> {
+        self
         .inputs
         .iter()
         .map(|input| {
@@ -83,17 +115,20 @@ pub fn run_local(case: &Case) -> Result<Outcome> {
                 Ok(tensor)
             }
         })
-        .collect::<Result<Vec<_>>>()?;
-    let output = table::apply(&case.op, &case.attrs, &inputs)?;
-    if let Some(upstream) = &case.upstream
-        && output.requires_grad()
-    {
-        output.mul(&upstream.tensor()?)?.sum()?.backward()?;
+        .collect()
     }
-    let grads = inputs
-        .iter()
-        .map(|input| input.grad().map(|grad| grad.to_dense()).transpose())
-        .collect::<Result<Vec<_>>>()?;
+
+    /// What to go back from, if the output has a gradient.
+    fn root(&self, output: &Tensor) -> Result<Option<Tensor>> {
+        match &self.upstream {
+            Some(upstream) if output.requires_grad() => Ok(Some(output.mul(&upstream.tensor()?)?.sum()?)),
+            _ => Ok(None),
+        }
+    }
+}
+
+fn outcome(output: &Tensor, grads: Vec<Option<Gradient>>) -> Result<Outcome> {
+    let grads: Vec<Option<Data>> = grads.into_iter().map(|grad| grad.map(|g| g.to_dense()).transpose()).collect::<Result<_>>()?;
     Ok(Outcome {
         output_kind: (output.dtype(), output.shape()),
         grad_kinds: grads
