@@ -7,6 +7,8 @@
 //! Rooms, from the ground up: [`tensor`], [`autograd`], [`optim`] know nothing of ranks; `wire`, `protocol` and [`transport`] make messages of them;
 //! `runtime`, [`rpc`] and [`dist`] make them work for a program. `docs/design.md` in the repository says why.
 
+#![warn(unreachable_pub)]
+
 pub mod autograd;
 pub mod config;
 pub mod dist;

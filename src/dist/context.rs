@@ -9,7 +9,7 @@ use super::builtin::{SentGradient, accumulate_gradient, gradient_of};
 use super::tables::Tables;
 use crate::autograd::check_roots;
 use crate::protocol::{ContextId, Gate, Manner, Mode};
-use crate::rpc::{Caller, Calls, Frame, Issue, Recorder, Recording, Remote};
+use crate::rpc::{Caller, Calls, Frame, Issue, Manner as Issuing, Recorder, Recording, Remote};
 use crate::rref::RRef;
 use crate::runtime::{Runtime, Waiting, Windowed};
 use crate::tensor::{Gradient, Tensor};
@@ -142,8 +142,8 @@ impl Context {
 
     fn gated<A, R: serde::de::DeserializeOwned>(&self, to: u32, f: Remote<A, R>, write: impl FnOnce(&mut Vec<u8>) -> Result<()>) -> Result<R> {
         let gate = Gate { queued: false, gradients_of: Some(self.id()) };
-        let issue = Issue { to, function: f.id()?, name: f.name(), create: None, gate, recorded: true };
-        let call = self.caller.issue(issue, write, false)?;
+        let issue = Issue { to, function: f.id()?, name: f.name(), create: None, gate, recorded: true, manner: Issuing::Waits };
+        let call = self.caller.issue(issue, write)?;
         let reply = call.wait(None)?;
         call.decode(reply)
     }
@@ -158,7 +158,7 @@ impl Context {
         runtime.check_alive("release")?;
         let (request, slot) = runtime.release_context(self.id())?;
         let waiting = Waiting { request, to: self.rank(), operation: "release of a context", limit: self.caller.limit };
-        runtime.wait(&slot, &waiting)?.outcome.map(drop)
+        runtime.wait(&slot, &waiting)?.map(drop)
     }
 }
 

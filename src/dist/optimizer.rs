@@ -10,7 +10,7 @@ use super::context::Context;
 use super::tables::Tables;
 use crate::optim::{OptimizerSpec, ParameterReport};
 use crate::protocol::{Gate, OptimizerId};
-use crate::rpc::{Caller, Calls, Issue, Remote};
+use crate::rpc::{Caller, Calls, Issue, Manner, Remote};
 use crate::rref::RRef;
 use crate::runtime::Windowed;
 use crate::tensor::Tensor;
@@ -161,8 +161,10 @@ impl DistributedOptimizer {
     }
 
     fn ask<A, R>(&self, owner: u32, f: Remote<A, R>, gate: Gate, write: impl FnOnce(&mut Vec<u8>) -> Result<()>) -> Result<crate::rpc::Call> {
-        let issue = Issue { to: owner, function: f.id()?, name: f.name(), create: None, gate, recorded: false };
-        self.caller.issue(issue, write, false)
+        // The only owner, if it is this rank, does its part at once.
+        let manner = if self.owners.len() == 1 { Manner::Waits } else { Manner::Goes };
+        let issue = Issue { to: owner, function: f.id()?, name: f.name(), create: None, gate, recorded: false, manner };
+        self.caller.issue(issue, write)
     }
 
     /// All results, or every failure.

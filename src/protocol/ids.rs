@@ -6,13 +6,13 @@ const SEQUENCE_BITS: u32 = 40;
 const SEQUENCE_MASK: u64 = (1 << SEQUENCE_BITS) - 1;
 
 /// The largest world: ranks take 24 bits of an id.
-pub const MAX_RANKS: u32 = 1 << (64 - SEQUENCE_BITS);
+pub(crate) const MAX_RANKS: u32 = 1 << (64 - SEQUENCE_BITS);
 
 macro_rules! id {
-    ($(#[$doc:meta])* $name:ident) => {
+    ($(#[$doc:meta])* $vis:vis $name:ident) => {
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-        pub struct $name(u64);
+        $vis struct $name(u64);
 
         #[allow(dead_code)]
         impl $name {
@@ -22,17 +22,17 @@ macro_rules! id {
             }
 
             /// The rank that made it.
-            pub fn rank(self) -> u32 {
+            $vis fn rank(self) -> u32 {
                 (self.0 >> SEQUENCE_BITS) as u32
             }
 
             /// Its number among those that rank made.
-            pub fn sequence(self) -> u64 {
+            $vis fn sequence(self) -> u64 {
                 self.0 & SEQUENCE_MASK
             }
 
             /// As one number.
-            pub fn to_bits(self) -> u64 {
+            $vis fn to_bits(self) -> u64 {
                 self.0
             }
         }
@@ -53,19 +53,19 @@ macro_rules! id {
 
 id! {
     /// A value's id: the rank that asked for its creation, and that rank's count.
-    ValueId
+    pub ValueId
 }
 id! {
     /// A distributed autograd context: its home rank, and that rank's count.
-    ContextId
+    pub ContextId
 }
 id! {
     /// A set of tensors that went from one rank to another in a context: its sender, and that rank's count.
-    CrossingId
+    pub(crate) CrossingId
 }
 id! {
     /// A distributed optimizer: the rank that made it, and that rank's count.
-    OptimizerId
+    pub OptimizerId
 }
 
 impl CrossingId {
@@ -84,11 +84,11 @@ pub struct RefId {
 }
 
 /// A request, numbered by the rank that makes it.
-pub type RequestId = u64;
+pub(crate) type RequestId = u64;
 
 /// A request as its receiver names it: who asked, and its number there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct TaskId {
+pub(crate) struct TaskId {
     /// The rank that asked.
     pub from: u32,
     /// Its number there.

@@ -130,7 +130,7 @@ struct Release {
 
 /// Counts of what is alive on a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Counters {
+pub(crate) struct Counters {
     /// Values that live on this rank.
     pub values: usize,
     /// References held on this rank, to values anywhere.

@@ -53,13 +53,25 @@ pub(crate) struct Issue<'a> {
     pub gate: Gate,
     /// Whether the context takes note of it, if there is one.
     pub recorded: bool,
+    pub manner: Manner,
+}
+
+/// How the issuer of a call waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Manner {
+    /// For the answer, at once.
+    Waits,
+    /// Perhaps later.
+    Goes,
+    /// Not even for room in the window.
+    Tries,
 }
 
 impl Caller {
-    fn window(&self, refuse: bool) -> Windowed {
+    fn window(&self, manner: Manner) -> Windowed {
         match self.window {
             Windowed::Bypass => Windowed::Bypass,
-            _ if refuse => Windowed::Refuse,
+            _ if manner == Manner::Tries => Windowed::Refuse,
             other => other,
         }
     }
@@ -85,12 +97,13 @@ impl Caller {
         self.recorder.is_some() && grad_enabled()
     }
 
-    fn send(&self, to: u32, op: Op, encoded: Encoded, operation: &str, refuse: bool) -> Result<Call> {
+    fn send(&self, to: u32, op: Op, encoded: Encoded, operation: &str, manner: Manner) -> Result<Call> {
         let sent = match &op {
             Op::Call { context: Some(tag), .. } | Op::Fetch { context: Some(tag), .. } => tag.crossing,
             _ => None,
         };
-        let request = Request { to, op, encoded, window: self.window(refuse), operation: operation.into() };
+        let (window, waits) = (self.window(manner), manner == Manner::Waits);
+        let request = Request { to, op, encoded, window, operation: operation.into(), waits };
         let (request, slot) = self.runtime.request(request).inspect_err(|_| self.unsend(sent))?;
         Ok(Call {
             runtime: Arc::clone(&self.runtime),
@@ -111,18 +124,18 @@ impl Caller {
     }
 
     /// Sends a call whose arguments `write` encodes.
-    pub(crate) fn issue(&self, issue: Issue<'_>, write: impl FnOnce(&mut Vec<u8>) -> Result<()>, refuse: bool) -> Result<Call> {
-        let Issue { to, function, name, create, gate, recorded } = issue;
+    pub(crate) fn issue(&self, issue: Issue<'_>, write: impl FnOnce(&mut Vec<u8>) -> Result<()>) -> Result<Call> {
+        let Issue { to, function, name, create, gate, recorded, manner } = issue;
         self.runtime.check_alive(name)?;
         self.runtime.check_rank(name, to)?;
         let mut encoded = wire::encode(recorded && self.records(), write)?;
         let context = self.tag(recorded, &mut encoded, || format!("{name} on rank {to} (arguments)"))?;
-        self.send(to, Op::Call { function, create, context, gate }, encoded, name, refuse)
+        self.send(to, Op::Call { function, create, context, gate }, encoded, name, manner)
     }
 
-    fn invoke<A, R>(&self, to: u32, f: Remote<A, R>, write: impl FnOnce(&mut Vec<u8>) -> Result<()>, refuse: bool) -> Result<Call> {
-        let issue = Issue { to, function: f.id()?, name: f.name(), create: None, gate: Gate::default(), recorded: true };
-        self.issue(issue, write, refuse)
+    fn invoke<A, R>(&self, to: u32, f: Remote<A, R>, write: impl FnOnce(&mut Vec<u8>) -> Result<()>, manner: Manner) -> Result<Call> {
+        let issue = Issue { to, function: f.id()?, name: f.name(), create: None, gate: Gate::default(), recorded: true, manner };
+        self.issue(issue, write)
     }
 
     /// Encodes the result of a function that this caller's scope ran, as an answer to `to`.
@@ -144,7 +157,7 @@ impl Call {
 
     /// The payload of an answer, or the owner's error with its rank.
     pub(crate) fn delivered(&self, reply: Reply) -> Result<Delivered> {
-        reply.outcome.map_err(|source| {
+        reply.map_err(|source| {
             if let (Some(recorder), Some(id)) = (&self.recorder, self.sent) {
                 recorder.recording.unsend(id);
             }
@@ -211,7 +224,7 @@ pub trait Calls {
     /// What the function returned, as [`ErrorKind::Remote`]; [`ErrorKind::Panic`] if it panicked; [`ErrorKind::Timeout`] without a sign of life for the
     /// default time; [`ErrorKind::UnknownRank`]; [`ErrorKind::ContextReleased`]; [`ErrorKind::ShutDown`] after `finish`.
     fn call<A, R: DeserializeOwned>(&self, to: u32, f: Remote<A, R>, arguments: impl Arguments<A>) -> Result<R> {
-        self.call_async(to, f, arguments)?.wait()
+        Future::of_call(self.caller().invoke(to, f, |bytes| arguments.encode(bytes), Manner::Waits)?).wait()
     }
 
     /// Runs a function on a rank; the future gives its result. Targeted; blocks only while the window to the rank is full.
@@ -219,7 +232,7 @@ pub trait Calls {
     /// # Errors
     /// As [`call`](Self::call), at once for what is known at once.
     fn call_async<A, R: DeserializeOwned>(&self, to: u32, f: Remote<A, R>, arguments: impl Arguments<A>) -> Result<Future<R>> {
-        Ok(Future::of_call(self.caller().invoke(to, f, |bytes| arguments.encode(bytes), false)?))
+        Ok(Future::of_call(self.caller().invoke(to, f, |bytes| arguments.encode(bytes), Manner::Goes)?))
     }
 
     /// As [`call_async`](Self::call_async), but never blocks.
@@ -227,7 +240,7 @@ pub trait Calls {
     /// # Errors
     /// [`ErrorKind::WindowFull`] if the window to the rank is full: wait for an answer first.
     fn try_call<A, R: DeserializeOwned>(&self, to: u32, f: Remote<A, R>, arguments: impl Arguments<A>) -> Result<Future<R>> {
-        Ok(Future::of_call(self.caller().invoke(to, f, |bytes| arguments.encode(bytes), true)?))
+        Ok(Future::of_call(self.caller().invoke(to, f, |bytes| arguments.encode(bytes), Manner::Tries)?))
     }
 
     /// Runs a function on a rank and leaves its result there; the reference to it is there at once. Targeted; blocks only while the window is full.
@@ -240,8 +253,8 @@ pub trait Calls {
         caller.runtime.check_rank(f.name(), to)?;
         let id = caller.runtime.allocate(to)?;
         let handle = Handle::new(&caller.runtime, id);
-        let issue = Issue { to, function: f.id()?, name: f.name(), create: Some(id.value), gate: Gate::default(), recorded: true };
-        caller.issue(issue, |bytes| arguments.encode(bytes), false)?;
+        let issue = Issue { to, function: f.id()?, name: f.name(), create: Some(id.value), gate: Gate::default(), recorded: true, manner: Manner::Goes };
+        caller.issue(issue, |bytes| arguments.encode(bytes))?;
         Ok(RRef::from_handle(handle))
     }
 
@@ -314,7 +327,7 @@ pub trait Calls {
     /// # Errors
     /// As [`call`](Self::call).
     fn call_mut<T, A, R: DeserializeOwned>(&self, rref: &RRef<T>, f: Remote<On<T, A>, R>, arguments: impl Arguments<A>) -> Result<R> {
-        self.call_mut_async(rref, f, arguments)?.wait()
+        Future::of_call(self.caller().invoke(rref.owner(), f, on(rref, &arguments), Manner::Waits)?).wait()
     }
 
     /// As [`call_mut`](Self::call_mut); the future gives the result.
@@ -322,11 +335,7 @@ pub trait Calls {
     /// # Errors
     /// As [`call_async`](Self::call_async).
     fn call_mut_async<T, A, R: DeserializeOwned>(&self, rref: &RRef<T>, f: Remote<On<T, A>, R>, arguments: impl Arguments<A>) -> Result<Future<R>> {
-        let write = |bytes: &mut Vec<u8>| {
-            wire::write(rref, bytes)?;
-            arguments.encode(bytes)
-        };
-        Ok(Future::of_call(self.caller().invoke(rref.owner(), f, write, false)?))
+        Ok(Future::of_call(self.caller().invoke(rref.owner(), f, on(rref, &arguments), Manner::Goes)?))
     }
 }
 
@@ -342,10 +351,18 @@ fn keep<T>(caller: &Caller, value: Stored) -> Result<RRef<T>> {
     Ok(RRef::from_handle(Handle::new(&caller.runtime, id)))
 }
 
+/// Encodes a value's reference, then the arguments of a function on it.
+fn on<T, A>(rref: &RRef<T>, arguments: &impl Arguments<A>) -> impl FnOnce(&mut Vec<u8>) -> Result<()> {
+    move |bytes| {
+        wire::write(rref, bytes)?;
+        arguments.encode(bytes)
+    }
+}
+
 fn send_fetch(caller: &Caller, id: RefId) -> Result<Call> {
     let mut encoded = Encoded::default();
     let context = caller.tag(true, &mut encoded, String::new)?;
-    caller.send(id.owner, Op::Fetch { value: id.value, context }, encoded, "fetch", false)
+    caller.send(id.owner, Op::Fetch { value: id.value, context }, encoded, "fetch", Manner::Waits)
 }
 
 impl<T: 'static> RRef<T> {

@@ -38,10 +38,6 @@ impl<T: DeserializeOwned> Future<T> {
 }
 
 impl<T> Future<T> {
-    pub(super) fn of_call_with(call: Call, decode: fn(Reply, &Call) -> Result<T>) -> Self {
-        Future { source: Source::Call { call, decode } }
-    }
-
     /// Whether the result is there, so that [`wait`](Self::wait) returns at once. Local; never blocks.
     pub fn is_done(&self) -> bool {
         match &self.source {
@@ -109,8 +105,7 @@ impl<T: Send + 'static> Future<T> {
             struct Done(Arc<Slot>);
             impl Drop for Done {
                 fn drop(&mut self) {
-                    let reply = Reply { answer: Default::default(), outcome: Ok(Default::default()) };
-                    if let Some((callback, reply)) = self.0.complete(reply) {
+                    if let Some((callback, reply)) = self.0.complete(Ok(Default::default())) {
                         callback(reply);
                     }
                 }

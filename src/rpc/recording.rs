@@ -162,6 +162,9 @@ impl Recording {
                     Vec::new()
                 }
                 Input::Commit => {
+                    if !running.is_finished() {
+                        log::error!("context {}: a backward ends with gradients still to come: this is a bug in rankgrad", self.id);
+                    }
                     let mut gradients = lock(&self.gradients);
                     for (_, (leaf, gradient)) in apart.drain() {
                         add(&mut gradients, leaf, gradient)?;

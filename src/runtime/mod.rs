@@ -127,6 +127,7 @@ impl Runtime {
         let node = placement::Node { ranks: node.len(), index: node.iter().position(|&r| r == me).unwrap_or(0) };
         let one_node = node.ranks == size as usize;
         let placement = placement::place(&settings, size as usize, node);
+        log::debug!("rank {me}: dedicated progress: {}, a spare core: {}", placement.dedicated, placement.spare_core);
         let window = Window { requests: settings.window_requests, bytes: settings.window_bytes };
         let runtime = Arc::new(Runtime {
             core: Mutex::new(Core { rank: Rank::new(me, size, window), waiting: HashMap::new(), backwards: HashMap::new() }),
@@ -257,8 +258,7 @@ impl Runtime {
             Action::Answered { request, answer, outcome, refs, .. } => {
                 let handles = self.custody(&refs);
                 let crossing = answer.crossing;
-                let outcome = outcome.map(|payload| Delivered { payload, handles, crossing });
-                let reply = Reply { answer, outcome };
+                let reply: Reply = outcome.map(|payload| Delivered { payload, handles, crossing });
                 match core.waiting.remove(&request) {
                     Some(slot) => {
                         if let Some((callback, reply)) = slot.complete(reply) {
@@ -270,10 +270,7 @@ impl Runtime {
             }
             Action::BackwardDone { context, result } => {
                 if let Some(slot) = core.backwards.remove(&context) {
-                    slot.complete(match result {
-                        Ok(()) => Reply { answer: Default::default(), outcome: Ok(Delivered::default()) },
-                        Err(e) => Reply::failed(e),
-                    });
+                    slot.complete(result.map(|()| Delivered::default()));
                 }
             }
             Action::Forget { context } => after.forget.push(context),
@@ -478,7 +475,7 @@ impl Runtime {
     pub(crate) fn request(self: &Arc<Self>, request: Request) -> Result<(RequestId, Arc<Slot>)> {
         self.check_alive(&request.operation)?;
         self.check_rank(&request.operation, request.to)?;
-        let Request { to, op, encoded, window, operation } = request;
+        let Request { to, op, encoded, window, operation, waits } = request;
         let size = encoded.payload.size();
         if window != Windowed::Bypass && to != self.rank() {
             let open = || lock(&self.core).rank.window_is_open(to, size);
@@ -493,13 +490,22 @@ impl Runtime {
         let counted = (window != Windowed::Bypass).then_some(size);
         let slot = Slot::new();
         let waiting = Arc::clone(&slot);
-        let id = self.event(move |core| {
+        let stepped = self.step(move |core| {
             let id = core.rank.request(to, op, encoded.refs, encoded.payload, counted);
             core.waiting.insert(id, waiting);
             id
         });
         drop(encoded.handles);
-        Ok((id?, slot))
+        let (id, after) = stepped?;
+        let own = TaskId { from: self.rank(), request: id };
+        for todo in self.settle(after) {
+            match todo {
+                // The caller would only wait for it: it may as well do it.
+                Todo::Task { task, .. } if waits && task == own => self.run(todo, None)?,
+                todo => self.hand_over(todo),
+            }
+        }
+        Ok((id, slot))
     }
 
     /// Waits for the answer to a request. Without a limit, the time since the receiver last said that it has the request counts.
@@ -590,7 +596,7 @@ impl Runtime {
             let next = logged + self.settings.status_after();
             let until = end.map_or(next, |e| e.min(next));
             if self.wait_until(&|| slot.is_done(), Permission::Engine(context), Some(until))? {
-                return slot.take().map_or(Ok(()), |r| r.outcome.map(drop));
+                return slot.take().map_or(Ok(()), |reply| reply.map(drop));
             }
             let ranks = lock(&self.core).rank.backward_waits_for(context);
             let now = Instant::now();
@@ -639,8 +645,7 @@ impl Runtime {
     fn serve_main(self: &Arc<Self>, done: &dyn Fn() -> bool, mut main: Option<&mut dyn Any>, what: &str) -> Result<()> {
         let mut logged = Instant::now();
         loop {
-            let has_main = main.is_some();
-            let woken = || done() || (has_main && !lock(&self.main).is_empty());
+            let woken = || done() || !lock(&self.main).is_empty();
             let until = logged + Duration::from_secs(5);
             if self.wait_until(&woken, Permission::Everything, Some(until))? {
                 if done() {
@@ -724,6 +729,8 @@ pub(crate) struct Request {
     pub encoded: wire::Encoded,
     pub window: Windowed,
     pub operation: String,
+    /// Whether the caller waits for the answer at once.
+    pub waits: bool,
 }
 
 /// What a thread waits for.

@@ -5,22 +5,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Thread;
 use std::time::Instant;
 
-use crate::protocol::{Answer, Status};
+use crate::protocol::Status;
 use crate::wire::Delivered;
-use crate::{Error, Result};
+use crate::Result;
 
 /// What a request came to.
-#[derive(Debug)]
-pub(crate) struct Reply {
-    pub answer: Answer,
-    pub outcome: Result<Delivered>,
-}
-
-impl Reply {
-    pub(crate) fn failed(error: Error) -> Self {
-        Reply { answer: Answer::default(), outcome: Err(error) }
-    }
-}
+pub(crate) type Reply = Result<Delivered>;
 
 type Callback = Box<dyn FnOnce(Reply) + Send>;
 

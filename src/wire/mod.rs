@@ -141,11 +141,6 @@ fn boundary(crossing: CrossingId, payload: &Payload) -> Result<Arc<Node>> {
     Ok(Node::boundary(crossing.to_bits(), slots))
 }
 
-/// Encodes one value, without recording.
-pub(crate) fn encode_value<T: Serialize + ?Sized>(value: &T) -> Result<Encoded> {
-    encode(false, |bytes| write(value, bytes))
-}
-
 /// The header of a frame: message and slots, then the payload's bytes.
 pub(crate) fn header(message: &Message, payload: &mut Payload) -> Result<Vec<u8>> {
     let head = Vec::with_capacity(64 + payload.bytes.len());
