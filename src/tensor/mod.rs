@@ -10,6 +10,8 @@ pub mod init;
 mod leaf;
 mod ops;
 mod shape;
+#[cfg(test)]
+mod tests;
 
 pub use self::core::{Device, Tensor};
 pub(crate) use data::each_dtype;

@@ -2,7 +2,6 @@
 
 use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayViewD, ArrayViewMut2, Axis, Ix2, IxDyn};
-use ndarray_linalg as _; // links the BLAS that ndarray calls
 
 use super::kernel::{array, packed, spread, sum_to};
 use super::{Shared, record, same_dtype, with_float};

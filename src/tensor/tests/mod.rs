@@ -1,0 +1,5 @@
+//! Tests of tensors and of their operations.
+
+mod adjoints;
+mod core;
+mod ops;
