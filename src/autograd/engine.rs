@@ -172,10 +172,10 @@ impl Backward {
         };
         let visit = *self.index.get(&target.node.id()).ok_or_else(unannounced)?;
         let state = &mut self.visits[visit];
-        state.slots[target.slot]
-            .arrive(key, edge, gradient)?
-            .then_some(())
-            .ok_or_else(unannounced)?;
+        let slot = if state.done { None } else { state.slots.get_mut(target.slot) };
+        if !slot.ok_or_else(unannounced)?.arrive(key, edge, gradient)? {
+            return Err(unannounced());
+        }
         state.waiting -= 1;
         if state.waiting == 0 {
             match state.node.kind() {

@@ -48,13 +48,13 @@ fn shifted<T: Float>(op: &'static str, x: &Tensor, f: impl Fn(T) -> T) -> Result
 }
 
 fn sigmoid<T: Float>(x: T) -> T {
-    T::one() / (T::one() + (-x).exp())
+    T::one() / (T::one() + (-x).exp_portable())
 }
 
 /// `ln(1 + eˣ)` without overflow.
 fn softplus<T: Float>(x: T) -> T {
     let zero = T::zero();
-    (if x > zero { x } else { zero }) + (-x.abs()).exp().ln_1p()
+    (if x > zero { x } else { zero }) + (-x.abs()).exp_portable().ln_1p()
 }
 
 fn gelu_exact<T: Float>(x: T) -> T {
@@ -63,7 +63,7 @@ fn gelu_exact<T: Float>(x: T) -> T {
 
 fn gelu_exact_slope<T: Float>(x: T) -> T {
     let phi = T::of(0.5) * (T::one() + (x * T::of(std::f64::consts::FRAC_1_SQRT_2)).erf());
-    let density = (-x * x * T::of(0.5)).exp() * T::of(0.5 * std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2);
+    let density = (-x * x * T::of(0.5)).exp_portable() * T::of(0.5 * std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2);
     phi + x * density
 }
 
@@ -71,13 +71,13 @@ const TANH_SCALE: f64 = std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRA
 const TANH_CUBIC: f64 = 0.044715;
 
 fn gelu_tanh<T: Float>(x: T) -> T {
-    let t = (T::of(TANH_SCALE) * (x + T::of(TANH_CUBIC) * x * x * x)).tanh();
+    let t = (T::of(TANH_SCALE) * (x + T::of(TANH_CUBIC) * x * x * x)).tanh_portable();
     T::of(0.5) * x * (T::one() + t)
 }
 
 fn gelu_tanh_slope<T: Float>(x: T) -> T {
     let (one, half) = (T::one(), T::of(0.5));
-    let t = (T::of(TANH_SCALE) * (x + T::of(TANH_CUBIC) * x * x * x)).tanh();
+    let t = (T::of(TANH_SCALE) * (x + T::of(TANH_CUBIC) * x * x * x)).tanh_portable();
     half * (one + t) + half * x * (one - t * t) * T::of(TANH_SCALE) * (one + T::of(3.0 * TANH_CUBIC) * x * x)
 }
 
@@ -95,7 +95,7 @@ impl Tensor {
     /// # Errors
     /// [`DType`](crate::ErrorKind::DType) unless the elements are floats.
     pub fn exp(&self) -> Result<Tensor> {
-        with_float!("exp", self.dtype(), T => from_output::<T>("exp", self, T::exp, |g, y| g * y))
+        with_float!("exp", self.dtype(), T => from_output::<T>("exp", self, T::exp_portable, |g, y| g * y))
     }
 
     /// The natural logarithm.
@@ -143,7 +143,7 @@ impl Tensor {
     /// # Errors
     /// [`DType`](crate::ErrorKind::DType) unless the elements are floats.
     pub fn tanh(&self) -> Result<Tensor> {
-        with_float!("tanh", self.dtype(), T => from_output::<T>("tanh", self, T::tanh, |g, y| g * (1.0 - y * y)))
+        with_float!("tanh", self.dtype(), T => from_output::<T>("tanh", self, T::tanh_portable, |g, y| g * (1.0 - y * y)))
     }
 
     /// `1 / (1 + e⁻ˣ)`.

@@ -27,7 +27,11 @@ pub(super) fn elements<T>(a: &Shared<T>) -> &[T] {
 
 /// `f` of each element.
 pub(super) fn map<T: Copy, U: Copy>(a: &Shared<T>, f: impl Fn(T) -> U) -> Shared<U> {
-    a.map(|&x| f(x)).into_shared()
+    match a.as_slice() {
+        // Collecting from a slice is vectorised, ndarray's `map` isn't.
+        Some(elements) => array(a.shape(), elements.iter().map(|&x| f(x)).collect()).into_shared(),
+        None => a.map(|&x| f(x)).into_shared(),
+    }
 }
 
 /// `f(g, x)` for arrays of one shape, in the storage of `g` if it is free.
@@ -147,7 +151,7 @@ pub(super) fn sum_axes<T: Float>(a: &Shared<T>, marks: &[bool]) -> Shared<T> {
 }
 
 /// Sums over the middle of `[outer, length, inner]`.
-fn sum_middle<T: Float>(x: &[T], outer: usize, length: usize, inner: usize) -> Vec<T> {
+pub(super) fn sum_middle<T: Float>(x: &[T], outer: usize, length: usize, inner: usize) -> Vec<T> {
     if inner == 1 {
         return (0..outer).map(|o| sum(&x[o * length..(o + 1) * length])).collect();
     }

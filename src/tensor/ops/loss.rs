@@ -2,7 +2,7 @@
 
 use super::index::indices;
 use super::kernel::{array, elements, packed, sum as sum_elements, sum_to, zip};
-use super::softmax::log_softmax_lanes;
+use super::softmax::{Exponentials, with_lanes};
 use super::{Shared, record, same_dtype, with_float};
 use crate::Result;
 use crate::tensor::shape::{self, Lanes};
@@ -104,8 +104,15 @@ fn nll<T: Float>(input: &Tensor, targets: &Tensor, reduction: Reduction) -> Resu
 
 fn cross_entropy<T: Float>(input: &Tensor, targets: &Tensor, reduction: Reduction) -> Result<Tensor> {
     let classes = Classes::new("cross_entropy", input, targets)?;
-    let logs = log_softmax_lanes(elements(&packed(&input.array::<T>()?)), classes.lanes);
-    let losses = classes.places().map(|place| -logs[place]).collect();
+    let lanes = classes.lanes;
+    let input_array = packed(&input.array::<T>()?);
+    let x = elements(&input_array);
+    let Exponentials { values, shifts, sums } = Exponentials::new(x, lanes);
+    let losses = classes
+        .places()
+        .zip(shifts.iter().zip(&sums))
+        .map(|(place, (&shift, sum))| sum.ln() - (x[place] - shift))
+        .collect();
     let shape = input.shape();
     Ok(record(
         "cross_entropy",
@@ -113,14 +120,11 @@ fn cross_entropy<T: Float>(input: &Tensor, targets: &Tensor, reduction: Reductio
         &[input],
         move |g: Shared<T>, _| {
             // Softmax minus one at the target, times the loss's gradient.
-            let Lanes { length, inner, .. } = classes.lanes;
-            let spread = reduction.spread(&g, classes.targets.len());
-            let mut gradient: Vec<T> = logs.iter().map(|&x| x.exp()).collect();
-            for (place, &g) in classes.places().zip(&spread) {
-                gradient[place] -= T::one();
-                let start = place / (length * inner) * (length * inner) + place % inner;
-                (0..length).for_each(|k| gradient[start + k * inner] *= g);
-            }
+            let g = reduction.spread(&g, classes.targets.len());
+            let scales: Vec<T> = g.iter().zip(&sums).map(|(&g, &sum)| g / sum).collect();
+            let mut gradient = values.clone();
+            with_lanes(&mut gradient, lanes, &scales, |x, scale| *x *= scale);
+            classes.places().zip(&g).for_each(|(place, &g)| gradient[place] -= g);
             Ok(vec![Some(array(&shape, gradient).into_shared())])
         },
     ))

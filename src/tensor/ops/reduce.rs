@@ -163,7 +163,7 @@ fn logsumexp<T: Float>(x: &Tensor, axes: &[i64], keepdims: bool) -> Result<Tenso
         .into_shared();
     let powers = Zip::from(&input)
         .and(&spread(&shift, input.shape()))
-        .map_collect(|&x, &m| (x - m).exp());
+        .map_collect(|&x, &m| (x - m).exp_portable());
     let sums = sum_axes(&powers.into_shared(), &reduced.marks);
     let total = Zip::from(&sums).and(&shift).map_collect(|&sum, &m| sum.ln() + m).into_shared();
     let kept = reduced.kept.clone();
@@ -173,7 +173,7 @@ fn logsumexp<T: Float>(x: &Tensor, axes: &[i64], keepdims: bool) -> Result<Tenso
         let gradient = Zip::from(&input)
             .and(&spread(&total, shape))
             .and(&spread(&g, shape))
-            .map_collect(|&x, &total, &g| g * (x - total).exp());
+            .map_collect(|&x, &total, &g| g * (x - total).exp_portable());
         Ok(vec![Some(gradient.into_shared())])
     }))
 }

@@ -1,126 +1,112 @@
 //! Softmax and its logarithm along one axis.
 
-use super::kernel::{array, elements, packed};
+use super::kernel::{array, elements, packed, sum_middle};
 use super::{Shared, record, with_float};
 use crate::Result;
 use crate::tensor::shape::{self, Lanes};
 use crate::tensor::{Float, Tensor};
 
-/// `x - ln Σ eˣ` along the lanes, into a new vector.
-pub(super) fn log_softmax_lanes<T: Float>(x: &[T], lanes: Lanes) -> Vec<T> {
-    let mut out = x.to_vec();
-    each_lane(&mut out, lanes, |mut lane| {
-        let shift = lane.shift();
-        let mut sum = T::zero();
-        lane.each(|x| {
-            *x -= shift;
-            sum += x.exp();
-        });
-        let sum = sum.ln();
-        lane.each(|x| *x -= sum);
-    });
-    out
+/// Exponentials along lanes, with each lane's largest element taken out so that they don't overflow.
+pub(super) struct Exponentials<T> {
+    /// `exp(x - shift)`, in the places of `x`.
+    pub(super) values: Vec<T>,
+    /// What was taken out, a number per lane.
+    pub(super) shifts: Vec<T>,
+    /// Sums of the values, a number per lane.
+    pub(super) sums: Vec<T>,
 }
 
-fn softmax_lanes<T: Float>(x: &[T], lanes: Lanes) -> Vec<T> {
-    let mut out = x.to_vec();
-    each_lane(&mut out, lanes, |mut lane| {
-        let shift = lane.shift();
-        let mut sum = T::zero();
-        lane.each(|x| {
-            *x = (*x - shift).exp();
-            sum += *x;
-        });
-        lane.each(|x| *x /= sum);
-    });
-    out
-}
-
-/// One lane: elements `inner` apart.
-struct Lane<'a, T> {
-    block: &'a mut [T],
-    start: usize,
-    inner: usize,
-}
-
-impl<T: Float> Lane<'_, T> {
-    fn each(&mut self, mut f: impl FnMut(&mut T)) {
-        if self.inner == 1 {
-            self.block.iter_mut().for_each(f);
-        } else {
-            self.block[self.start..].iter_mut().step_by(self.inner).for_each(&mut f);
-        }
-    }
-
-    /// The largest element, which is taken out so that the exponentials don't overflow; zero if it is infinite.
-    fn shift(&mut self) -> T {
-        let mut best = T::neg_infinity();
-        self.each(|x| {
-            if *x > best {
-                best = *x;
+impl<T: Float> Exponentials<T> {
+    pub(super) fn new(x: &[T], lanes: Lanes) -> Self {
+        let mut shifts = vec![T::neg_infinity(); lanes.outer * lanes.inner];
+        each_row(lanes, |row, lane| {
+            if lanes.inner == 1 {
+                shifts[lane] = x[row].iter().fold(T::neg_infinity(), |best, &x| if x > best { x } else { best });
+            } else {
+                let bests = shifts[lane..].iter_mut().zip(&x[row]);
+                bests.for_each(|(best, &x)| {
+                    if x > *best {
+                        *best = x
+                    }
+                });
             }
         });
-        if best.is_finite() { best } else { T::zero() }
+        // An infinite shift would make differences NaN.
+        shifts
+            .iter_mut()
+            .filter(|shift| !shift.is_finite())
+            .for_each(|shift| *shift = T::zero());
+        let mut values = x.to_vec();
+        with_lanes(&mut values, lanes, &shifts, |x, shift| *x = (*x - shift).exp_portable());
+        let sums = sum_middle(&values, lanes.outer, lanes.length, lanes.inner);
+        Exponentials { values, shifts, sums }
     }
 }
 
-fn each_lane<T: Float>(x: &mut [T], lanes: Lanes, mut f: impl FnMut(Lane<'_, T>)) {
-    let Lanes { length, inner, .. } = lanes;
-    if length * inner == 0 {
-        return;
-    }
-    for block in x.chunks_exact_mut(length * inner) {
-        for start in 0..inner {
-            f(Lane { block, start, inner });
-        }
-    }
-}
-
-/// For each lane of `g` and of the output `y`: `dx = f(g, y, Σ h(g, y))`.
-fn lane_adjoint<T: Float>(g: &Shared<T>, y: &Shared<T>, lanes: Lanes, h: impl Fn(T, T) -> T, f: impl Fn(T, T, T) -> T) -> Shared<T> {
-    let packed_g = packed(g);
-    let (gradient, output) = (elements(&packed_g), elements(y));
+/// Calls `f` with the places of each run of neighbouring elements: a whole lane, or one element of each lane of a block;
+/// and with the number of the (first) lane.
+fn each_row(lanes: Lanes, mut f: impl FnMut(std::ops::Range<usize>, usize)) {
     let Lanes { outer, length, inner } = lanes;
-    let mut out = vec![T::zero(); gradient.len()];
-    let mut sums = vec![T::zero(); inner];
     for o in 0..outer {
-        let block = o * length * inner..(o + 1) * length * inner;
-        let (gradient, output, out) = (&gradient[block.clone()], &output[block.clone()], &mut out[block]);
-        sums.fill(T::zero());
         if inner == 1 {
-            sums[0] = gradient.iter().zip(output).fold(T::zero(), |sum, (&g, &y)| sum + h(g, y));
-            out.iter_mut()
-                .zip(gradient.iter().zip(output))
-                .for_each(|(dx, (&g, &y))| *dx = f(g, y, sums[0]));
+            f(o * length..(o + 1) * length, o);
             continue;
         }
-        for (i, (&g, &y)) in gradient.iter().zip(output).enumerate() {
-            sums[i % inner] += h(g, y);
-        }
-        for (i, (dx, (&g, &y))) in out.iter_mut().zip(gradient.iter().zip(output)).enumerate() {
-            *dx = f(g, y, sums[i % inner]);
+        for k in 0..length {
+            let start = (o * length + k) * inner;
+            f(start..start + inner, o * inner);
         }
     }
-    array(g.shape(), out).into_shared()
+}
+
+/// Changes each element by `f`, which also gets the number of its lane.
+pub(super) fn with_lanes<T: Float>(x: &mut [T], lanes: Lanes, numbers: &[T], f: impl Fn(&mut T, T)) {
+    each_row(lanes, |row, lane| {
+        if lanes.inner == 1 {
+            let number = numbers[lane];
+            x[row].iter_mut().for_each(|x| f(x, number));
+        } else {
+            x[row].iter_mut().zip(&numbers[lane..]).for_each(|(x, &number)| f(x, number));
+        }
+    });
 }
 
 fn softmax<T: Float>(x: &Tensor, axis: usize) -> Result<Tensor> {
     let shape = x.shape();
     let lanes = Lanes::new(&shape, axis);
-    let y = array(&shape, softmax_lanes(elements(&packed(&x.array::<T>()?)), lanes)).into_shared();
+    let Exponentials { mut values, sums, .. } = Exponentials::new(elements(&packed(&x.array::<T>()?)), lanes);
+    with_lanes(&mut values, lanes, &sums, |y, sum| *y /= sum);
+    let y = array(&shape, values).into_shared();
     let saved = y.clone();
     Ok(record("softmax", y, &[x], move |g, _| {
-        Ok(vec![Some(lane_adjoint(&g, &saved, lanes, |g, y| g * y, |g, y, sum| y * (g - sum)))])
+        let (g, y) = (packed(&g), elements(&saved));
+        let products: Vec<T> = elements(&g).iter().zip(y).map(|(&g, &y)| g * y).collect();
+        let sums = sum_middle(&products, lanes.outer, lanes.length, lanes.inner);
+        let mut gradient = elements(&g).to_vec();
+        with_lanes(&mut gradient, lanes, &sums, |g, sum| *g -= sum);
+        gradient.iter_mut().zip(y).for_each(|(g, &y)| *g *= y);
+        Ok(vec![Some(array(&shape, gradient).into_shared())])
     }))
 }
 
 fn log_softmax<T: Float>(x: &Tensor, axis: usize) -> Result<Tensor> {
     let shape = x.shape();
     let lanes = Lanes::new(&shape, axis);
-    let y = array(&shape, log_softmax_lanes(elements(&packed(&x.array::<T>()?)), lanes)).into_shared();
+    let input = packed(&x.array::<T>()?);
+    let Exponentials { shifts, sums, .. } = Exponentials::new(elements(&input), lanes);
+    let logs: Vec<T> = sums.iter().map(|sum| sum.ln()).collect();
+    let mut values = elements(&input).to_vec();
+    with_lanes(&mut values, lanes, &shifts, |x, shift| *x -= shift);
+    with_lanes(&mut values, lanes, &logs, |x, log| *x -= log);
+    let y = array(&shape, values).into_shared();
     let saved = y.clone();
     Ok(record("log_softmax", y, &[x], move |g, _| {
-        Ok(vec![Some(lane_adjoint(&g, &saved, lanes, |g, _| g, |g, y, sum| g - y.exp() * sum))])
+        let g = packed(&g);
+        let sums = sum_middle(elements(&g), lanes.outer, lanes.length, lanes.inner);
+        let mut gradient: Vec<T> = elements(&saved).iter().map(|y| y.exp_portable()).collect();
+        with_lanes(&mut gradient, lanes, &sums, |y, sum| *y *= sum);
+        gradient.iter_mut().zip(elements(&g)).for_each(|(y, &g)| *y = g - *y);
+        Ok(vec![Some(array(&shape, gradient).into_shared())])
     }))
 }
 
