@@ -2,12 +2,10 @@
 
 use std::path::Path;
 
-use rand::distr::{Distribution, Uniform};
-use rand_chacha::{ChaCha8Rng, rand_core::SeedableRng};
 use rankgrad::optim::OptimizerSpec;
-use rankgrad::tensor::Tensor;
+use rankgrad::tensor::{DType, Tensor, init};
 use rankgrad::{Error, Result};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use crate::data::{CLASSES, PIXELS};
@@ -38,13 +36,6 @@ impl Activation {
     }
 }
 
-/// An array as a file holds it.
-#[derive(Debug, Clone, Deserialize)]
-pub struct Array {
-    shape: Vec<usize>,
-    value: Vec<f64>,
-}
-
 /// Loss and accuracy of one epoch.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Epoch {
@@ -70,18 +61,11 @@ pub struct Case {
     /// Rows in a batch.
     pub batch: usize,
     /// Weight `[in, out]` and bias `[out]` of each layer at first.
-    pub init: Vec<Array>,
+    #[serde(deserialize_with = "arrays")]
+    pub init: Vec<Tensor>,
     /// What is expected of each epoch, if anything.
     #[serde(default)]
     pub history: Vec<Epoch>,
-}
-
-/// One layer's weight and bias.
-pub struct Values {
-    /// `[in, out]`.
-    pub weight: Tensor,
-    /// `[out]`.
-    pub bias: Tensor,
 }
 
 impl Case {
@@ -98,24 +82,15 @@ impl Case {
         Ok(case)
     }
 
-    /// First values for these widths: uniform in `±sqrt(6 / in)` (He et al., *Delving deep into rectifiers*, ICCV 2015), biases
-    /// 0. The same seed gives the same values on any number of ranks.
+    /// First values for these widths: uniform weights after He et al., biases 0. The same seed gives the same values on any
+    /// number of ranks.
     pub fn with_first_values(mut self, seed: u64) -> Result<Self> {
-        let mut random = ChaCha8Rng::seed_from_u64(seed);
         self.init.clear();
-        for pair in self.widths.windows(2) {
+        for (seed, pair) in (seed..).zip(self.widths.windows(2)) {
             let (rows, columns) = (pair[0], pair[1]);
-            let bound = (6.0 / rows.max(1) as f64).sqrt();
-            let uniform = Uniform::new_inclusive(-bound, bound).map_err(Error::user)?;
-            let value = uniform.sample_iter(&mut random).take(rows * columns).collect();
-            self.init.push(Array {
-                shape: vec![rows, columns],
-                value,
-            });
-            self.init.push(Array {
-                shape: vec![columns],
-                value: vec![0.0; columns],
-            });
+            self.init
+                .push(init::kaiming_uniform([rows, columns], rows, init::relu_gain(0.0), seed)?);
+            self.init.push(Tensor::zeros(DType::F64, [columns]));
         }
         self.check()?;
         Ok(self)
@@ -140,13 +115,9 @@ impl Case {
         OptimizerSpec::from_json(&self.optimizer, &self.options)
     }
 
-    /// First values of a layer.
-    pub fn values(&self, layer: usize) -> Result<Values> {
-        let tensor = |array: &Array| Tensor::from_vec(array.value.clone(), &array.shape[..]);
-        Ok(Values {
-            weight: tensor(&self.init[2 * layer])?,
-            bias: tensor(&self.init[2 * layer + 1])?,
-        })
+    /// First values of a layer: weight and bias.
+    pub fn values(&self, layer: usize) -> (Tensor, Tensor) {
+        (self.init[2 * layer].clone(), self.init[2 * layer + 1].clone())
     }
 
     fn check(&self) -> Result<()> {
@@ -154,9 +125,9 @@ impl Case {
         let shapes: Vec<Vec<usize>> = self.widths.windows(2).flat_map(|pair| [pair.to_vec(), vec![pair[1]]]).collect();
         let wrong = match self.widths[..] {
             [PIXELS, .., CLASSES] if self.widths.len() > 1 => {
-                if self.batch == 0 {
-                    Some("a batch needs at least one row".to_owned())
-                } else if !self.init.iter().map(|array| &array.shape).eq(&shapes) {
+                if self.batch == 0 || self.epochs == 0 {
+                    Some("train for at least one epoch, with at least one row in a batch".to_owned())
+                } else if !self.init.iter().map(Tensor::shape).eq(shapes.iter().cloned()) {
                     Some(format!("the first values must have the shapes {shapes:?}"))
                 } else {
                     None
@@ -166,4 +137,18 @@ impl Case {
         };
         wrong.map_or(Ok(()), |what| Err(Error::user(what)))
     }
+}
+
+/// Arrays as a file holds them.
+fn arrays<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Tensor>, D::Error> {
+    #[derive(Deserialize)]
+    struct Array {
+        shape: Vec<usize>,
+        value: Vec<f64>,
+    }
+    let arrays = Vec::<Array>::deserialize(deserializer)?;
+    arrays
+        .into_iter()
+        .map(|array| Tensor::from_vec(array.value, &array.shape[..]).map_err(serde::de::Error::custom))
+        .collect()
 }

@@ -23,7 +23,7 @@ use rankgrad::{Error, Result};
 use case::Case;
 use network::Network;
 use options::Options;
-use progress::Progress;
+use progress::{Progress, Show};
 use report::{Line, Run, TOLERANCE};
 
 /// Ranks that take part.
@@ -58,7 +58,10 @@ fn run(options: &Options) -> Result<()> {
         None => options.network.clone().with_first_values(options.seed)?,
     };
     let mut network = Network::new(&case)?;
-    let mut progress = Progress::new(case.epochs, options.case.is_none());
+    let show = options
+        .progress
+        .unwrap_or(if options.case.is_some() { Show::Nothing } else { Show::Auto });
+    let mut progress = Progress::new(case.epochs, show);
     let start = Instant::now();
     let history = train::train(&mut network, &case, &digits, |epoch| progress.ended(epoch))?;
     let seconds = start.elapsed().as_secs_f64();

@@ -45,8 +45,8 @@ impl Network {
     /// The network of a case, with its first values.
     pub fn new(case: &Case) -> Result<Self> {
         let layers = (0..case.layers()).map(|k| {
-            let values = case.values(k)?;
-            let (weight, bias) = (values.weight.parameter()?, values.bias.parameter()?);
+            let (weight, bias) = case.values(k);
+            let (weight, bias) = (weight.parameter()?, bias.parameter()?);
             Ok(Layer {
                 weight,
                 bias,

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use serde_json::Value;
 
 use crate::case::{Activation, Case};
+use crate::progress::Show;
 
 /// What `--help` prints.
 pub const USAGE: &str = "\
@@ -21,6 +22,7 @@ usage: digits [OPTION VALUE]...
   --options JSON      its options ({\"lr\": 0.1, \"momentum\": 0.8} for SGD, else the defaults)
   --curves DIR        where the curves are written (out/digits)
   --out FILE          losses, accuracies, owners and traffic as JSON
+  --progress HOW      bar, lines, nothing, or auto: a bar on a terminal, else lines (auto; nothing with --case)
   --case FILE         trains a case of this file instead, and compares with its history
   --index K           which case (0)
 ";
@@ -34,6 +36,8 @@ pub struct Options {
     pub out: Option<PathBuf>,
     /// Where the curves go.
     pub curves: PathBuf,
+    /// How progress is shown; left to what is trained if not given.
+    pub progress: Option<Show>,
     /// Seed of the first values.
     pub seed: u64,
     /// The network to train when no case is given; still without first values.
@@ -58,6 +62,7 @@ impl Options {
             case: None,
             out: None,
             curves: "out/digits".into(),
+            progress: None,
             seed: 7,
             network,
         };
@@ -81,6 +86,14 @@ impl Options {
                 "--index" => index = Some(number(&name, &value()?)?),
                 "--out" => parsed.out = Some(value()?.into()),
                 "--curves" => parsed.curves = value()?.into(),
+                "--progress" => {
+                    let value = value()?;
+                    parsed.progress = Some(
+                        value
+                            .parse()
+                            .map_err(|()| format!("--progress: `{value}` is not bar, lines, nothing or auto"))?,
+                    );
+                }
                 "--seed" => parsed.seed = number(&name, &value()?)?,
                 "--epochs" => network.epochs = number(&name, &value()?)?,
                 "--batch" => network.batch = number(&name, &value()?)?,

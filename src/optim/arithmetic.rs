@@ -89,11 +89,11 @@ pub fn sign<T: Float>(x: T) -> T {
 }
 
 /// `base` to the power of `n`, by repeated multiplication with a second word for the rounding errors, so that `1 - beta^t`
-/// keeps its digits. (Two-word product: Dekker 1971, with an exact `fma`.)
+/// keeps its digits. For magnitudes up to 1.
 pub fn powi(base: f64, mut n: u64) -> f64 {
     let times = |(a, b): (f64, f64), (c, d): (f64, f64)| {
-        let high = a * c;
-        let low = libm::fma(a, c, -high) + (a * d + b * c);
+        let (high, low) = two_product(a, c);
+        let low = low + (a * d + b * c);
         let sum = high + low;
         (sum, low - (sum - high))
     };
@@ -108,6 +108,18 @@ pub fn powi(base: f64, mut n: u64) -> f64 {
     result.0
 }
 
+/// A product and its rounding error (Dekker, *A floating-point technique for extending the available precision*, 1971).
+fn two_product(a: f64, b: f64) -> (f64, f64) {
+    let split = |x: f64| {
+        let wide = 134_217_729.0 * x; // 2^27 + 1
+        let high = wide - (wide - x);
+        (high, x - high)
+    };
+    let product = a * b;
+    let ((a, rest_a), (b, rest_b)) = (split(a), split(b));
+    (product, ((a * b - product) + a * rest_b + rest_a * b) + rest_a * rest_b)
+}
+
 /// Elements that are summed in one go; sums of blocks are added in order.
 const BLOCK: usize = 4096;
 /// Partial sums within a block.
@@ -118,14 +130,13 @@ pub fn sum(n: usize, term: impl Fn(usize) -> f64) -> f64 {
     let block = |start: usize| {
         let end = n.min(start + BLOCK);
         let mut lanes = [0.0; LANES];
-        let mut i = start;
-        while i + LANES <= end {
-            for (lane, i) in lanes.iter_mut().zip(i..) {
-                *lane += term(i);
+        let whole = end - (end - start) % LANES;
+        for i in (start..whole).step_by(LANES) {
+            for (lane, k) in lanes.iter_mut().zip(0..LANES) {
+                *lane += term(i + k);
             }
-            i += LANES;
         }
-        for (lane, i) in lanes.iter_mut().zip(i..end) {
+        for (lane, i) in lanes.iter_mut().zip(whole..end) {
             *lane += term(i);
         }
         let [a, b, c, d, e, f, g, h] = lanes;
@@ -152,6 +163,7 @@ mod tests {
         // 0.9^10 and 0.999^1000 of the doubles nearest to 0.9 and 0.999, from 60-digit arithmetic.
         assert_eq!(powi(0.9, 10), 0.348_678_440_100_000_1);
         assert_eq!(powi(0.999, 1000), 0.367_695_424_770_963_73);
+        assert_eq!(powi(0.9, u64::MAX), 0.0);
     }
 
     #[test]

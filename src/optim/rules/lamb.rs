@@ -59,7 +59,8 @@ impl Rule for Lamb {
         let direction = |p: T, m: T, v: T| m / correction1 / ((v / correction2).sqrt() + eps) + decay * p;
         let square_of = |x: T| x.wide() * x.wide();
         let norm = sum_squares(p).sqrt();
-        let step_norm = sum(p.len(), |i| square_of(direction(p[i], average[i], square[i]))).sqrt();
+        let (old, m, v) = (&*p, &average[..p.len()], &square[..p.len()]);
+        let step_norm = sum(old.len(), |i| square_of(direction(old[i], m[i], v[i]))).sqrt();
         let ratio = if norm > 0.0 && step_norm > 0.0 { norm / step_norm } else { 1.0 };
         let step_size = T::of(-self.lr * ratio);
         pass2(p, g, [average, square], |p, _, m, v| p + step_size * direction(p, *m, *v));

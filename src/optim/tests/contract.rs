@@ -362,7 +362,10 @@ fn a_rule_of_ones_own_is_used_like_a_built_in() {
     assert_eq!(values(&p), [0.5, 2.0, 3.5]);
     assert_eq!(optimizer.state(0).unwrap().scalar("step"), Some(1.0));
     assert_eq!(spec.to_json(), json!({"lr": 0.5}));
-    assert!(matches!(kind(Optimizer::new(SignDescent { lr: -0.5 }, vec![p])), ErrorKind::OptionValue { .. }));
+    assert!(matches!(
+        kind(Optimizer::new(SignDescent { lr: -0.5 }, vec![p])),
+        ErrorKind::OptionValue { .. }
+    ));
 }
 
 #[test]

@@ -121,8 +121,15 @@ fn every_case_gives_what_torch_gives() {
             failures.push(format!("{}: {error:?} > {tolerance:e}", case["id"]));
         }
     }
-    let rows = table.iter().map(|((name, dtype), (cases, worst))| format!("{name} {dtype}: {cases} cases, worst error {worst:.1e}"));
-    assert!(failures.is_empty(), "{}\n{}", rows.collect::<Vec<_>>().join("\n"), failures.join("\n"));
+    let rows = table
+        .iter()
+        .map(|((name, dtype), (cases, worst))| format!("{name} {dtype}: {cases} cases, worst error {worst:.1e}"));
+    assert!(
+        failures.is_empty(),
+        "{}\n{}",
+        rows.collect::<Vec<_>>().join("\n"),
+        failures.join("\n")
+    );
 }
 
 #[test]
