@@ -102,7 +102,7 @@ impl Caller {
             Op::Call { context: Some(tag), .. } | Op::Fetch { context: Some(tag), .. } => tag.crossing,
             _ => None,
         };
-        let (window, waits) = (self.window(manner), manner == Manner::Waits);
+        let (window, waits) = (self.window(manner), manner == Manner::Waits && self.limit.is_none());
         let request = Request { to, op, encoded, window, operation: operation.into(), waits };
         let (request, slot) = self.runtime.request(request).inspect_err(|_| self.unsend(sent))?;
         Ok(Call {
