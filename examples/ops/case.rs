@@ -9,8 +9,8 @@ use super::table;
 
 /// One line of the file.
 #[derive(Debug, Deserialize)]
-pub struct Case {
-    pub id: String,
+pub(crate) struct Case {
+    pub(crate) id: String,
     op: String,
     #[serde(default)]
     attrs: Value,
@@ -57,9 +57,9 @@ impl Array {
 
 /// What an operation computed.
 #[derive(Debug, Serialize)]
-pub struct Outcome {
-    pub output: Vec<f64>,
-    pub grads: Vec<Option<Vec<f64>>>,
+pub(crate) struct Outcome {
+    pub(crate) output: Vec<f64>,
+    pub(crate) grads: Vec<Option<Vec<f64>>>,
     #[serde(skip)]
     output_kind: (DType, Vec<usize>),
     #[serde(skip)]
@@ -71,7 +71,7 @@ fn numbers(data: Data) -> Result<Vec<f64>> {
 }
 
 /// Runs a case on this rank: the operation, and a backward from the sum of its output times the gradient from above.
-pub fn run_local(case: &Case) -> Result<Outcome> {
+pub(crate) fn run_local(case: &Case) -> Result<Outcome> {
     let inputs = case
         .inputs
         .iter()
@@ -109,7 +109,7 @@ pub fn run_local(case: &Case) -> Result<Outcome> {
 ///
 /// # Errors
 /// For another dtype or shape, a gradient too many or too few, and an error over 1e-12 (f64) or 1e-5 (f32).
-pub fn compare(case: &Case, outcome: &Outcome) -> Result<f64> {
+pub(crate) fn compare(case: &Case, outcome: &Outcome) -> Result<f64> {
     let mut worst = distance("output", &case.output, &outcome.output_kind, &outcome.output)?;
     if case.grads.len() != outcome.grads.len() {
         return Err(Error::user(format!(

@@ -41,12 +41,15 @@ fn read(number: usize, line: &str) -> (String, Result<Case, String>) {
     }
 }
 
-fn check(case: Result<Case, String>) -> Result<(Outcome, f64), (Option<Outcome>, String)> {
-    let case = case.map_err(|why| (None, why))?;
-    let outcome = case::run_local(&case).map_err(|error| (None, error.to_string()))?;
-    match case::compare(&case, &outcome) {
-        Ok(error) => Ok((outcome, error)),
-        Err(why) => Err((Some(outcome), why.to_string())),
+/// What a case computed, if it ran, and its relative error or why it failed.
+fn check(case: Result<Case, String>) -> (Option<Outcome>, Result<f64, String>) {
+    let run = case.and_then(|case| Ok((case::run_local(&case).map_err(|error| error.to_string())?, case)));
+    match run {
+        Ok((outcome, case)) => {
+            let error = case::compare(&case, &outcome).map_err(|why| why.to_string());
+            (Some(outcome), error)
+        }
+        Err(why) => (None, Err(why)),
     }
 }
 
@@ -58,20 +61,19 @@ fn run() -> Result<bool, String> {
     let mut outcomes = Vec::new();
     for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         let (id, case) = read(number, line);
-        let outcome = match check(case) {
-            Ok((outcome, error)) => {
+        let (outcome, error) = check(case);
+        match error {
+            Ok(error) => {
                 passed += 1;
                 if error > worst.0 {
                     worst = (error, id.clone());
                 }
-                Some(outcome)
             }
-            Err((outcome, why)) => {
+            Err(why) => {
                 failed += 1;
                 println!("{id}: {why}");
-                outcome
             }
-        };
+        }
         outcomes.push(json!({ "id": id, "local": outcome }));
     }
     if let Some(out) = &options.out {

@@ -7,6 +7,6 @@ mod node;
 mod recording;
 
 pub(crate) use key::Key;
-pub(crate) use node::{Adjoint, Edge, Gradients, Kind, Needs, Node};
+pub(crate) use node::{Edge, Gradients, Kind, Needs, Node};
 pub(crate) use recording::grad_enabled;
 pub use recording::no_grad;
