@@ -119,7 +119,7 @@ impl Context {
     /// # Errors
     /// [`ErrorKind::BackwardInFlight`]; [`ErrorKind::NotALeaf`] from the owner; as [`Calls::call`].
     pub fn gradient(&self, of: &RRef<Tensor>) -> Result<Option<Gradient>> {
-        let sent = self.gated(of.owner(), gradient_of, |bytes| {
+        let sent = self.gated(of.owner(), gradient_of(), |bytes| {
             crate::wire::write(&self.id(), bytes)?;
             crate::wire::write(of, bytes)
         })?;
@@ -133,7 +133,7 @@ impl Context {
     pub fn accumulate(&self, to: &RRef<Tensor>, gradient: Gradient) -> Result<()> {
         let gradient = SentGradient::from(gradient);
         // The owner must know the context, so that it hears of its release.
-        self.gated(to.owner(), accumulate_gradient, |bytes| {
+        self.gated(to.owner(), accumulate_gradient(), |bytes| {
             crate::wire::write(&self.id(), bytes)?;
             crate::wire::write(to, bytes)?;
             crate::wire::write(&gradient, bytes)
