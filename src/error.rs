@@ -199,7 +199,7 @@ pub enum ErrorKind {
     /// An option outside of its bound.
     #[error("{optimizer}: option `{option}` = {value} must be {bound}")]
     OptionValue {
-        /// The optimizer.
+        /// The optimizer, or the schedule.
         optimizer: String,
         /// The option.
         option: String,
@@ -211,7 +211,7 @@ pub enum ErrorKind {
     /// An option that the optimizer doesn't have.
     #[error("{optimizer}: no option `{option}`; it has {known}")]
     UnknownOption {
-        /// The optimizer.
+        /// The optimizer, or the schedule.
         optimizer: String,
         /// The option.
         option: String,

@@ -12,6 +12,7 @@
 mod file;
 mod optimizers;
 mod refused;
+mod schedules;
 mod tally;
 
 use std::process::ExitCode;
@@ -24,6 +25,7 @@ const USAGE: &str = "usage: replay [--schedules] FILE [--out FILE] | replay --re
 enum Kind {
     Optimizers,
     Refused,
+    Schedules,
 }
 
 struct Options {
@@ -38,6 +40,7 @@ fn options(mut arguments: impl Iterator<Item = String>) -> std::result::Result<O
         match argument.as_str() {
             "--out" => out = Some(arguments.next().ok_or(USAGE)?),
             "--refused" if kind == Kind::Optimizers => kind = Kind::Refused,
+            "--schedules" if kind == Kind::Optimizers => kind = Kind::Schedules,
             _ if argument.starts_with("--") || file.is_some() => return Err(format!("`{argument}` is not understood; {USAGE}")),
             _ => file = Some(argument),
         }
@@ -54,6 +57,7 @@ fn run(world: &World, options: &Options) -> Result<bool> {
     let (tally, out) = match options.kind {
         Kind::Optimizers => optimizers::replay(world, cases)?,
         Kind::Refused => refused::replay(world, cases)?,
+        Kind::Schedules => schedules::replay(world, cases)?,
     };
     if let Some(file) = &options.out {
         std::fs::write(file, out.to_string()).map_err(|error| Error::user(format!("{file}: {error}")))?;

@@ -12,6 +12,7 @@ use super::builtin::{drop_optimizer, make_optimizer, step_optimizer};
 use super::changes::Changes;
 use super::context::Context;
 use super::tables::Tables;
+use crate::optim::schedule::Adjust;
 use crate::optim::{OptimizerSpec, ParameterReport};
 use crate::protocol::{Gate, OptimizerId};
 use crate::rpc::{Caller, Calls, Issue, Manner, Remote};
@@ -236,6 +237,20 @@ impl DistributedOptimizer {
             return Ok(good);
         }
         Err(ErrorKind::Owners { operation: operation.into(), owners, failures, updated }.into())
+    }
+}
+
+/// One group, on all owners. [`adjust`](Adjust::adjust) is [`set_options`](DistributedOptimizer::set_options).
+impl Adjust for DistributedOptimizer {
+    fn specs(&self) -> &[OptimizerSpec] {
+        std::slice::from_ref(&self.spec)
+    }
+
+    fn adjust(&mut self, group: usize, options: &Value) -> Result<()> {
+        if group > 0 {
+            return Err(ErrorKind::Argument { op: "adjust".into(), what: format!("no group {group}; there is 1") }.into());
+        }
+        self.set_options(options)
     }
 }
 
