@@ -100,6 +100,7 @@ mod tests {
                 let mut optimizer = DistributedOptimizer::new(world, Sgd::new(0.5), [&a, &b])?;
                 let error = optimizer.set_options(&json!({"lr": 0.25, "nesterov": true})).unwrap_err();
                 assert!(matches!(error.kind(), ErrorKind::OptionValue { option, .. } if option == "nesterov"));
+                assert!(optimizer.set_lr(f64::NAN).unwrap_err().to_string().contains("NaN"));
                 assert_eq!(optimizer.spec(), &Sgd::new(0.5).into());
 
                 // SGD refuses sparse gradients with weight decay: the step fails on rank 2, which has made the change.

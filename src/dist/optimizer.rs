@@ -151,8 +151,12 @@ impl DistributedOptimizer {
     /// Changes the learning rate on all owners. As [`set_options`](Self::set_options).
     ///
     /// # Errors
-    /// As [`set_options`](Self::set_options).
+    /// As [`set_options`](Self::set_options); [`ErrorKind::OptionValue`] also if it is infinite or NaN.
     pub fn set_lr(&mut self, lr: f64) -> Result<()> {
+        if !lr.is_finite() {
+            let (optimizer, option) = (self.spec.name().into(), "lr".into());
+            return Err(ErrorKind::OptionValue { optimizer, option, value: lr.to_string(), bound: "a finite number".into() }.into());
+        }
         self.set_option("lr", lr)
     }
 

@@ -6,6 +6,29 @@
 //! Formulas say `lr` for the learning rate so far, `base` for the one that the optimizer had when the scheduler was made, and `t` for the epoch, from 0.
 //! Like torch's they go from one epoch to the next where they can, so that schedules multiply when they are [`Chained`], and a learning
 //! rate that was set by hand is kept.
+//!
+//! ```
+//! use rankgrad::optim::schedule::{CosineAnnealing, Linear, Scheduler, Sequential};
+//! use rankgrad::prelude::*;
+//!
+//! rankgrad::local::run(2, |world| {
+//!     world.lead(|world| {
+//!         let w = world.put(1, Tensor::from_vec(vec![1.0, 2.0], 2)?)?;
+//!         let mut optimizer = DistributedOptimizer::new(world, Sgd::new(0.1), [&w])?;
+//!         let warm_up_and_cool_down = Sequential::new(vec![Linear::new().into(), CosineAnnealing::new(20).into()], vec![5]);
+//!         let mut scheduler = Scheduler::new(warm_up_and_cool_down, &mut optimizer)?;
+//!         for _epoch in 0..25 {
+//!             let ctx = world.context()?;
+//!             // .. recorded calls and a backward ..
+//!             optimizer.step(&ctx)?;
+//!             scheduler.step(&mut optimizer)?;
+//!         }
+//!         assert_eq!(optimizer.spec().option("lr"), Some(0.0.into()));
+//!         Ok(())
+//!     })
+//! })
+//! # .unwrap();
+//! ```
 
 mod composed;
 mod constant;

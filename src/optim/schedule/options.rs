@@ -28,6 +28,8 @@ macro_rules! schedule {
             $($crate::optim::options::option_setter! { $(#[$field_doc])* $field $type })*
         }
 
+        $crate::optim::schedule::options::defaults!($schedule $($needed)*);
+
         impl $crate::optim::schedule::options::Options for $schedule {
             fn read(given: &mut $crate::optim::schedule::options::Given) -> $crate::Result<Self> {
                 use $crate::optim::schedule::options::key;
@@ -48,6 +50,19 @@ macro_rules! schedule {
     };
 }
 pub(super) use schedule;
+
+/// A schedule that asks for nothing is its own default.
+macro_rules! defaults {
+    ($schedule:ident) => {
+        impl Default for $schedule {
+            fn default() -> Self {
+                Self::new()
+            }
+        }
+    };
+    ($schedule:ident $($needed:ident)+) => {};
+}
+pub(super) use defaults;
 
 /// The name of an option in JSON.
 macro_rules! key {
