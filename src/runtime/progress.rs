@@ -111,13 +111,16 @@ impl Runtime {
                 Err(e) => break Err(e),
             };
             if let Some(mine) = self.share_out(todos, permission) {
+                quiet_since = None;
+                if !self.is_heard_without_me() {
+                    self.push_to_pool(mine);
+                    continue;
+                }
                 self.leave();
-                self.ensure_standby();
                 leading = false;
                 if let Err(e) = self.run(mine, None) {
                     break Err(e);
                 }
-                quiet_since = None;
                 continue;
             }
             if moved {
@@ -201,10 +204,16 @@ impl Runtime {
         self.progress.dozing.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// The service thread is about to run a function: if no other thread would hear a sender ring meanwhile, starts one that does.
-    fn ensure_standby(self: &Arc<Self>) {
-        if self.progress.dozing.load(Ordering::SeqCst) == 0 && !self.progress.standby.swap(true, Ordering::SeqCst) {
+    /// Whether another thread would hear a sender ring while this one runs a function, however long that takes. If there is only one service
+    /// thread yet, starts the other.
+    fn is_heard_without_me(self: &Arc<Self>) -> bool {
+        if self.progress.dozing.load(Ordering::SeqCst) > 0 {
+            return true;
+        }
+        let first = !self.progress.standby.swap(true, Ordering::SeqCst);
+        if first {
             self.spawn_service("standby");
         }
+        first
     }
 }
