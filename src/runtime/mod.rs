@@ -435,6 +435,11 @@ impl Runtime {
         self.event(|core| core.rank.allocate(owner))
     }
 
+    /// The request that was to create a value wasn't sent.
+    pub(crate) fn never_sent(self: &Arc<Self>, id: RefId, error: &Error) -> Result<()> {
+        self.event(|core| core.rank.never_sent(id, error))
+    }
+
     /// A handle on a value that is known by its id alone.
     pub(crate) fn attach(self: &Arc<Self>, id: RefId) -> Result<()> {
         self.event(|core| core.rank.attach(id))
@@ -447,6 +452,7 @@ impl Runtime {
 
     /// A value of this rank, once it is made.
     pub(crate) fn value(self: &Arc<Self>, operation: &str, value: ValueId) -> Result<Value> {
+        self.check_alive(operation)?;
         let found = std::cell::RefCell::new(None);
         let look = || match lock(&self.core).rank.lookup(operation, value) {
             Ok(None) => false,
@@ -475,7 +481,7 @@ impl Runtime {
     pub(crate) fn request(self: &Arc<Self>, request: Request) -> Result<(RequestId, Arc<Slot>)> {
         self.check_alive(&request.operation)?;
         self.check_rank(&request.operation, request.to)?;
-        let Request { to, op, encoded, window, operation, waits } = request;
+        let Request { to, op, encoded, window, operation, waits, limit } = request;
         let size = encoded.payload.size();
         if window != Windowed::Bypass && to != self.rank() {
             let open = || lock(&self.core).rank.window_is_open(to, size);
@@ -484,7 +490,12 @@ impl Runtime {
                     let (requests, bytes) = lock(&self.core).rank.outstanding(to);
                     return Err(ErrorKind::WindowFull { operation, rank: to, requests, bytes }.into());
                 }
-                self.wait_until(&open, Permission::Nothing, None)?;
+                if !self.wait_until(&open, Permission::Nothing, limit.and_then(Limit::end))? {
+                    let (requests, bytes) = lock(&self.core).rank.outstanding(to);
+                    let status = format!("the window to it stayed full: {requests} requests, {bytes} bytes");
+                    let seconds = limit.map_or(0.0, |l| l.time.as_secs_f64());
+                    return Err(ErrorKind::Timeout { operation, rank: to, seconds, status }.into());
+                }
             }
         }
         let counted = (window != Windowed::Bypass).then_some(size);
@@ -514,9 +525,9 @@ impl Runtime {
         slot.wait_here();
         let mut asked: Option<Instant> = None;
         loop {
-            let heard = slot.status().map_or(start, |s| s.1);
+            let heard = slot.heard().unwrap_or(start);
             let end = match what.limit {
-                Some(limit) => Some(start + limit),
+                Some(limit) => limit.end(),
                 None => self.settings.timeout().map(|t| heard + t),
             };
             let ask = asked.unwrap_or(start).max(heard) + self.settings.status_after();
@@ -528,7 +539,7 @@ impl Runtime {
             let status = slot.status();
             if end.is_some_and(|e| now >= e) {
                 let status = status.map_or("it said nothing".into(), |(s, at)| format!("{s}, {:.1} s ago", at.elapsed().as_secs_f64()));
-                let seconds = what.limit.or(self.settings.timeout()).unwrap_or_default().as_secs_f64();
+                let seconds = what.limit.map(|l| l.time).or(self.settings.timeout()).unwrap_or_default().as_secs_f64();
                 return Err(ErrorKind::Timeout { operation: what.operation.into(), rank: what.to, seconds, status }.into());
             }
             if let (Some((status, _)), Some(_)) = (status, asked) {
@@ -571,8 +582,15 @@ impl Runtime {
         Ok((id, slot))
     }
 
-    /// Runs a backward of one of this rank's contexts, whose roots the executor knows.
-    pub(crate) fn backward(self: &Arc<Self>, context: ContextId, number: u32, manner: Manner, limit: Option<Duration>) -> Result<()> {
+    /// Runs a backward of one of this rank's contexts. `set_roots` tells the executor its roots; it is called if no other backward is under way.
+    pub(crate) fn backward(
+        self: &Arc<Self>,
+        context: ContextId,
+        number: u32,
+        manner: Manner,
+        limit: Option<Limit>,
+        set_roots: impl FnOnce(),
+    ) -> Result<()> {
         let slot = Slot::new();
         let waiting = Arc::clone(&slot);
         let (begun, after) = self.step(move |core| {
@@ -582,6 +600,7 @@ impl Runtime {
         })?;
         let todos = self.settle(after);
         begun?;
+        set_roots();
         for todo in todos {
             match todo {
                 Todo::Engine { context: c, .. } if c == context => self.run(todo, None)?,
@@ -592,7 +611,7 @@ impl Runtime {
         let start = Instant::now();
         let mut logged = start;
         loop {
-            let end = limit.map(|l| start + l);
+            let end = limit.and_then(Limit::end);
             let next = logged + self.settings.status_after();
             let until = end.map_or(next, |e| e.min(next));
             if self.wait_until(&|| slot.is_done(), Permission::Engine(context), Some(until))? {
@@ -602,7 +621,7 @@ impl Runtime {
             let now = Instant::now();
             if end.is_some_and(|e| now >= e) {
                 let rank = ranks.first().copied().unwrap_or(self.rank());
-                let seconds = start.elapsed().as_secs_f64();
+                let seconds = limit.map_or(start.elapsed(), |l| l.time).as_secs_f64();
                 let status = format!("waiting for ranks {ranks:?}");
                 let error: Error = ErrorKind::Timeout { operation: "backward".into(), rank, seconds, status }.into();
                 let abandoned = error.clone();
@@ -648,12 +667,11 @@ impl Runtime {
             let woken = || done() || !lock(&self.main).is_empty();
             let until = logged + Duration::from_secs(5);
             if self.wait_until(&woken, Permission::Everything, Some(until))? {
-                if done() {
-                    return Ok(());
-                }
                 let todo = lock(&self.main).pop_front();
-                if let Some(todo) = todo {
-                    self.run(todo, main.as_deref_mut())?;
+                match todo {
+                    Some(todo) => self.run(todo, main.as_deref_mut())?,
+                    None if done() => return Ok(()),
+                    None => {}
                 }
                 continue;
             }
@@ -731,6 +749,7 @@ pub(crate) struct Request {
     pub operation: String,
     /// Whether the caller waits for the answer at once.
     pub waits: bool,
+    pub limit: Option<Limit>,
 }
 
 /// What a thread waits for.
@@ -738,5 +757,23 @@ pub(crate) struct Waiting<'a> {
     pub request: RequestId,
     pub to: u32,
     pub operation: &'a str,
-    pub limit: Option<Duration>,
+    pub limit: Option<Limit>,
+}
+
+/// How long a call may take in total, whatever its receiver says.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limit {
+    from: Instant,
+    time: Duration,
+}
+
+impl Limit {
+    pub(crate) fn from_now(time: Duration) -> Self {
+        Limit { from: Instant::now(), time }
+    }
+
+    /// `None` if it is further away than time goes.
+    fn end(self) -> Option<Instant> {
+        self.from.checked_add(self.time)
+    }
 }
