@@ -10,9 +10,14 @@
 
 mod calls;
 mod case;
+mod contexts;
 mod driver;
+mod errors;
 mod launch;
+mod optimizer;
+mod references;
 mod selftest;
+mod settled;
 mod training;
 
 use std::process::ExitCode;
@@ -20,7 +25,7 @@ use std::process::ExitCode;
 use case::Case;
 
 /// The cases of each topic.
-const TOPICS: &[&[Case]] = &[selftest::CASES, calls::CASES, training::CASES];
+const TOPICS: &[&[Case]] = &[selftest::CASES, calls::CASES, contexts::CASES, errors::CASES, optimizer::CASES, references::CASES, training::CASES];
 
 fn main() -> ExitCode {
     match std::env::var(launch::CASE) {
