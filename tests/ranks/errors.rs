@@ -26,6 +26,17 @@ impl Serialize for Stubborn {
     }
 }
 
+/// Can be written, with its reference, but not read.
+#[derive(Debug, Clone, Serialize)]
+struct Unreadable(RRef<f64>);
+
+impl<'de> Deserialize<'de> for Unreadable {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        let _read = RRef::<f64>::deserialize(deserializer)?;
+        Err(serde::de::Error::custom("unreadable"))
+    }
+}
+
 /// What can come, and not go.
 #[derive(Debug, Clone, Deserialize)]
 struct OneWay;
@@ -225,6 +236,24 @@ fn owners(world: &World) -> Result<()> {
         ErrorKind::Argument { .. },
         ["encoded"]
     );
+    // What can't be read, where it arrives.
+    for rank in 0..world.size() {
+        let inside = world.remote(rank, number, (1.0,))?;
+        says!(
+            world.call(to, take_unreadable, (Unreadable(inside.clone()),)).unwrap_err(),
+            ErrorKind::Remote { .. },
+            ["take_unreadable", "Unreadable", "decode"]
+        );
+        says!(
+            world.call(to, unreadable, (&inside,)).unwrap_err(),
+            ErrorKind::Decode { .. },
+            ["Unreadable"]
+        );
+    }
+    // A creation that panics.
+    let bursting = world.remote(to, burst, ())?;
+    says!(bursting.fetch().unwrap_err(), ErrorKind::Creation { .. }, ["bursts", "never created"]);
+    drop(bursting);
     // Outside of a call.
     let (x, r) = (Tensor::scalar(1.0), world.remote(to, number, (1.0,))?);
     let here = (
@@ -242,6 +271,20 @@ fn owners(world: &World) -> Result<()> {
 remote! {
     fn fetch_there(scope: &Scope, value: RRef<f64>) -> Result<f64> {
         scope.fetch(&value)
+    }
+
+    fn take_unreadable(scope: &Scope, value: Unreadable) -> Result<()> {
+        let _ = (scope, value);
+        Ok(())
+    }
+
+    fn unreadable(scope: &Scope, value: RRef<f64>) -> Result<Unreadable> {
+        let _ = scope;
+        Ok(Unreadable(value))
+    }
+
+    fn burst(scope: &Scope) -> Result<f64> {
+        panic!("rank {} bursts", scope.rank())
     }
 
     fn take_one_way(scope: &Scope, value: RRef<OneWay>) -> Result<()> {
@@ -295,7 +338,12 @@ fn times() -> Outcome {
 fn stopped_rank() -> Outcome {
     let world = start(|s| (s.timeout_s, s.status_after_s) = (1.0, 0.3))?;
     world.lead(|world| {
-        world.call(1, stop_for, (3.0,))?;
+        let w = world.put(1, Tensor::scalar(1.0))?;
+        let limited = world.timeout(Duration::from_secs(1));
+        let optimizer = DistributedOptimizer::new(&limited, Sgd::new(1.0), [&w])?;
+        let ctx = world.context()?;
+        ctx.accumulate(&w, Gradient::Dense(Tensor::scalar(1.0).data()))?;
+        world.call(1, stop_for, (3.5,))?;
         std::thread::sleep(Duration::from_millis(700));
         let begun = Instant::now();
         says!(
@@ -304,8 +352,18 @@ fn stopped_rank() -> Outcome {
             ["number", "rank 1", "1 s"]
         );
         assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
-        std::thread::sleep(Duration::from_secs(2));
+        let error = optimizer.step(&ctx).unwrap_err();
+        match error.kind() {
+            ErrorKind::Owners { failures, .. } => {
+                assert!(matches!(failures[0].error.kind(), ErrorKind::Timeout { rank: 1, .. }), "{error}")
+            }
+            other => panic!("{other:?}"),
+        }
+        std::thread::sleep(Duration::from_millis(1500));
         assert_eq!(world.call(1, number, (1.0,))?, 1.0);
+        assert_eq!(w.fetch()?.item::<f64>()?, 0.0); // the step was only late
+        assert_eq!(optimizer.step(&ctx)?.updated(), 1);
+        drop((ctx, optimizer, w));
         nothing_alive(world)
     })?;
     ok(world.finish())
@@ -396,11 +454,6 @@ fn too_large() -> Outcome {
                     .assign(&world.put(to, Tensor::scalar(1.0))?, Tensor::zeros(DType::F64, [20_000]))
                     .unwrap_err();
                 assert!(matches!(error.root(), ErrorKind::TooLarge { .. }), "{error:?}");
-                // A gradient.
-                let ctx = world.context()?;
-                let x = Tensor::zeros(DType::F64, [20_000]).parameter()?;
-                let y = ctx.call(to, spread, (x.slice(0, 0, 1, 1)?,))?;
-                assert_eq!(y.len(), 1);
             }
             assert_eq!(world.call(to, number, (1.0,))?, 1.0);
         }
@@ -414,10 +467,42 @@ remote! {
         x.local(scope)?.sum()?.item()
     }
 
-    fn spread(scope: &Scope, x: Tensor) -> Result<Tensor> {
-        let _ = scope;
-        x.broadcast_to([20_000])?.sum()
+    fn weighed(scope: &Scope, x: Tensor, w: RRef<Tensor>) -> Result<Tensor> {
+        x.mul(&w.local(scope)?)?.sum()
     }
+}
+
+/// Rank 0 takes less than the others: what it sends out comes back too large.
+fn too_large_gradients() -> Outcome {
+    let rank = std::env::var("OMPI_COMM_WORLD_RANK").or_else(|_| std::env::var("PMI_RANK"))?;
+    let limit = if rank == "0" { 100_000 } else { 1 << 30 };
+    let world = start(move |s| s.message_limit = limit)?;
+    world.lead(|world| {
+        let w = world.put(1, Tensor::scalar(2.0))?;
+        let x = Tensor::ones(DType::F64, [20_000]).parameter()?;
+        let ctx = world.context()?;
+        let y = ctx.call(1, weighed, (&x, &w))?;
+        let error = ctx.backward(&[y]).unwrap_err();
+        assert!(
+            matches!(
+                error.root(),
+                ErrorKind::TooLarge {
+                    limit: 100_000,
+                    from: 1,
+                    ..
+                }
+            ),
+            "{error:?}"
+        );
+        assert!(ctx.gradient(&w)?.is_none() && ctx.local_gradient(&x)?.is_none());
+        // The context goes on.
+        let y = ctx.call(1, weighed, (Tensor::ones(DType::F64, [10]), &w))?;
+        ctx.backward(&[y])?;
+        assert!(ctx.gradient(&w)?.is_some());
+        drop((ctx, w));
+        nothing_alive(world)
+    })?;
+    ok(world.finish())
 }
 
 fn windows(world: &World) -> Result<()> {
@@ -591,6 +676,10 @@ pub const CASES: &[Case] = &[
     Case {
         ranks: &[1, 2, 3],
         ..Case::new("errors::messages_over_the_limit_are_refused", too_large)
+    },
+    Case {
+        ranks: &[2, 3],
+        ..Case::new("errors::gradients_over_the_limit_fail_the_backward", too_large_gradients)
     },
     Case {
         ranks: &[2],

@@ -509,6 +509,15 @@ pub const CASES: &[Case] = &[
         ..Case::new("references::random_programs_leave_nothing", random)
     },
     Case {
+        ranks: &[3],
+        env: &[
+            ("RANKGRAD_EAGER_LIMIT", "128"),
+            ("RANKGRAD_SEGMENT_TAGS", "1"),
+            ("RANKGRAD_RING", "1"),
+        ],
+        ..Case::new("references::random_programs_leave_nothing_with_small_buffers", random)
+    },
+    Case {
         ranks: &[0],
         ..Case::new("references::random_programs_leave_nothing_on_local_ranks", random_locally)
     },
