@@ -8,6 +8,7 @@ mod backward;
 mod contexts;
 mod drain;
 mod ids;
+mod liveness;
 mod message;
 mod references;
 
@@ -321,6 +322,13 @@ impl<V: Clone, P: Default> Rank<V, P> {
         request
     }
 
+    /// The ranks whose answer a release of this rank's program waits for, as far as this rank can tell.
+    pub(crate) fn release_waits_for(&self, request: RequestId) -> Vec<u32> {
+        let group = self.releases.iter().find(|(_, release)| release.request == Some(request)).map(|(group, _)| *group);
+        let ranks: BTreeSet<u32> = self.outgoing.values().filter(|o| group.is_some_and(|g| o.origin == Origin::Release(g))).map(|o| o.to).collect();
+        ranks.into_iter().collect()
+    }
+
     /// Asks the receiver of a request how it fares.
     pub(crate) fn query(&mut self, request: RequestId) {
         if let Some(to) = self.outgoing.get(&request).map(|o| o.to) {
@@ -440,6 +448,11 @@ impl<V: Clone, P: Default> Rank<V, P> {
                 let status = self.status(TaskId { from, request: id });
                 self.send(from, Message::Report { id, status }, P::default());
             }
+            Message::Probe { context, backward } => {
+                let waits = self.backward_waits_for(context);
+                self.send(from, Message::Sign { context, backward, waits }, P::default());
+            }
+            Message::Sign { context, backward, waits } => self.backward_sign(from, context, backward, &waits),
             Message::Report { id, status } => self.actions.push(Action::Report { request: id, status }),
             Message::Led { error } => {
                 self.led(error.clone());

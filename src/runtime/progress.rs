@@ -20,8 +20,14 @@ pub(crate) enum Permission {
     Everything,
 }
 
+/// After so long without a message, a rank whose peers can all ring sleeps for longer.
+const QUIET: Duration = Duration::from_secs(1);
+
 /// How long an unfinished send keeps a thread from sleeping.
 const PATIENCE: Duration = Duration::from_millis(100);
+
+/// How long a poller stands back from a host's MPI call, where MPI allows one at a time.
+const HOST_CALL: Duration = Duration::from_micros(50);
 
 /// How a thread with nothing to do rests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,6 +99,7 @@ impl Runtime {
             if deadline.is_some_and(|d| now >= d) {
                 break Ok(false);
             }
+            let tick = if self.one_node && quiet_since.is_some_and(|since| now - since > QUIET) { tick * 4 } else { tick };
             let limit = deadline.map_or(tick, |d| tick.min(d - now));
             if !leading {
                 leading = self.progress.take();
@@ -124,6 +131,10 @@ impl Runtime {
                 quiet_since = None;
                 continue;
             }
+            if self.host_calls() {
+                std::thread::sleep(HOST_CALL); // nothing moves meanwhile
+                continue;
+            }
             if self.dedicated && rest == Rest::Vacant {
                 // Never sleeps, and stands back for whoever waits.
                 self.leave();
@@ -148,7 +159,9 @@ impl Runtime {
                     self.leave();
                     leading = false;
                     self.doze(tick);
-                    quiet_since = None;
+                    if now.elapsed() < Duration::from_micros(5) {
+                        std::thread::yield_now();
+                    }
                 }
             }
         };
