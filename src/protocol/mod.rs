@@ -111,7 +111,15 @@ enum Stage<V, P> {
     Queued(Box<Work<V, P>>),
     Running(Instant),
     /// Answered as soon as registrations are confirmed.
-    Held(Box<(Answer, Result<(), Error>, Vec<RefId>, P)>),
+    Held(Box<HeldReply<P>>),
+}
+
+#[derive(Debug)]
+struct HeldReply<P> {
+    answer: Answer,
+    outcome: Result<(), Error>,
+    refs: Vec<RefId>,
+    payload: P,
 }
 
 /// Limits on what a rank may have outstanding at another.
@@ -621,7 +629,7 @@ impl<V: Clone, P: Default> Rank<V, P> {
             for &id in &refs {
                 self.refs.retain(id);
             }
-            incoming.stage = Stage::Held(Box::new((answer, outcome, refs, payload)));
+            incoming.stage = Stage::Held(Box::new(HeldReply { answer, outcome, refs, payload }));
             return;
         }
         let new_child = incoming.new_child;
@@ -724,14 +732,15 @@ impl<V: Clone, P: Default> Rank<V, P> {
             Registering::Task(task) => {
                 let Some(incoming) = self.incoming.get_mut(&task) else { return };
                 incoming.unconfirmed -= 1;
-                if incoming.unconfirmed == 0 && matches!(incoming.stage, Stage::Held(_)) {
-                    if let Stage::Held(parts) = std::mem::replace(&mut incoming.stage, Stage::Running(self.now)) {
-                        let (answer, outcome, refs, payload) = *parts;
-                        let held = refs.clone();
-                        self.answer_with(task, answer, outcome, refs, payload);
-                        for id in held {
-                            self.refs.drop_handle(id);
-                        }
+                if incoming.unconfirmed == 0
+                    && matches!(incoming.stage, Stage::Held(_))
+                    && let Stage::Held(held) = std::mem::replace(&mut incoming.stage, Stage::Running(self.now))
+                {
+                    let HeldReply { answer, outcome, refs, payload } = *held;
+                    let kept = refs.clone();
+                    self.answer_with(task, answer, outcome, refs, payload);
+                    for id in kept {
+                        self.refs.drop_handle(id);
                     }
                 }
             }

@@ -14,6 +14,7 @@ use crate::transport::Transport;
 use crate::transport::mpi::{self, Host};
 use crate::{ErrorKind, Result};
 
+type Setter = Box<dyn FnOnce(&mut Settings)>;
 type States = HashMap<TypeId, Arc<dyn Any + Send + Sync>>;
 
 /// Sets a [`World`] up: settings, the host program's communicator, state, logging.
@@ -23,7 +24,7 @@ type States = HashMap<TypeId, Arc<dyn Any + Send + Sync>>;
 #[derive(Default)]
 pub struct Builder<'c> {
     host: Option<Host<'c>>,
-    explicit: Vec<Box<dyn FnOnce(&mut Settings)>>,
+    explicit: Vec<Setter>,
     states: States,
     env_logger: bool,
     panic_hook: Option<bool>,
@@ -106,7 +107,11 @@ impl<'c> Builder<'c> {
         let guest = self.host.is_some();
         // A rank with a bad setting says so to the others, which would wait for it.
         let sizes = settings.as_ref().map(Into::into).map_err(Clone::clone);
-        let transport = mpi::start_together(self.host.unwrap_or_else(|| Host::none()), sizes)?;
+        let host = match self.host {
+            Some(host) => host,
+            None => Host::none(),
+        };
+        let transport = mpi::start_together(host, sizes)?;
         let settings = settings?;
         logging::set_rank(transport.rank());
         if settings.blas_threads > 0 && !mpi::set_blas_threads(settings.blas_threads) {

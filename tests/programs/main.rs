@@ -112,13 +112,13 @@ fn ops(programs: &Programs) -> Result<(), String> {
 }
 
 fn digits_cases(programs: &Programs) -> Result<(), String> {
-    for index in ["0", "1"] {
+    for index in 0..2 {
         let mut histories = Vec::new();
         for ranks in [1, 2, 3, 4, 7] {
             let file = programs.scratch("digits.json");
-            let out = programs.succeed(ranks, "digits", &["--case", "tests/golden/digits_mlp.json", "--index", index, "--out", &file])?;
+            let out = programs.succeed(ranks, "digits", &["--case", "tests/golden/digits_mlp.json", "--index", &index.to_string(), "--out", &file])?;
             let line = json(out.trim())?;
-            require(line["case"].to_string() == index && line["ranks"] == ranks, &out)?;
+            require(line["case"] == index && line["ranks"] == ranks, &out)?;
             require(line["max_loss_error"].as_f64().is_some_and(|e| e <= 1e-9), &out)?;
             let written = read_json(&file)?;
             let owners = written["owners"].as_array().ok_or("owners")?;
