@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::builtin::{SentGradient, accumulate_gradient, gradient_of};
+use super::parameters::ParameterCalls;
 use super::tables::Tables;
 use crate::autograd::check_roots;
 use crate::protocol::{ContextId, Gate, Manner, Mode};
@@ -93,13 +94,12 @@ impl Context {
         runtime.backward(self.id(), number, manner, options.timeout)
     }
 
-    /// The gradients in this context of leaves of this rank. Local.
+    /// The gradients in this context of leaves of this rank. Local. On other ranks: [`gradients_here`](ParameterCalls::gradients_here).
     ///
     /// # Errors
     /// [`ErrorKind::BackwardInFlight`] while a backward is under way.
     pub fn gradients(&self) -> Result<Vec<(Tensor, Gradient)>> {
-        self.runtime().check_gradients("gradients", self.id())?;
-        Ok(self.recording.gradients().into_iter().map(|(leaf, gradient)| (Tensor::from_leaf(leaf), gradient)).collect())
+        self.gradients_here(self.id())
     }
 
     /// The gradient in this context of a leaf of this rank; none if nothing reached it. Local.

@@ -119,7 +119,6 @@ impl Runtime {
             };
             if let Some(mine) = self.share_out(todos, permission) {
                 self.leave();
-                self.ensure_standby();
                 leading = false;
                 if let Err(e) = self.run(mine, None) {
                     break Err(e);
@@ -187,15 +186,15 @@ impl Runtime {
     /// Picks what this thread runs itself; hands the rest to the pool.
     fn share_out(self: &Arc<Self>, todos: Vec<Todo>, permission: Permission) -> Option<Todo> {
         let mut mine = None;
-        let only = todos.len() == 1;
+        let alone = todos.len() == 1 && permission == Permission::Everything && self.another_would_poll();
         for todo in todos {
             let allowed = match (permission, &todo) {
                 (_, Todo::OnMain { .. }) => {
                     self.push_main(todo);
                     continue;
                 }
-                (Permission::Everything, Todo::Task { heavy, .. }) => only && !heavy,
-                (Permission::Everything, Todo::Engine { .. }) => only,
+                (Permission::Everything, Todo::Task { heavy, .. }) => alone && !heavy,
+                (Permission::Everything, Todo::Engine { .. }) => alone,
                 (Permission::Engine(mine), Todo::Engine { context, .. }) => mine == *context,
                 _ => false,
             };
@@ -214,10 +213,15 @@ impl Runtime {
         self.progress.dozing.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// The service thread is about to run a function: if no other thread would hear a sender ring meanwhile, starts one that does.
-    fn ensure_standby(self: &Arc<Self>) {
-        if self.progress.dozing.load(Ordering::SeqCst) == 0 && !self.progress.standby.swap(true, Ordering::SeqCst) {
+    /// Whether another thread would take the polling role while this one runs a function, however long: a service thread that dozes, or a thread
+    /// that waits. If not, there will be from now on.
+    fn another_would_poll(self: &Arc<Self>) -> bool {
+        if self.progress.dozing.load(Ordering::SeqCst) > 0 || !self.progress.followers().is_empty() {
+            return true;
+        }
+        if !self.progress.standby.swap(true, Ordering::SeqCst) {
             self.spawn_service("standby");
         }
+        false
     }
 }
