@@ -84,8 +84,8 @@ impl<V: Clone, P: Default> Rank<V, P> {
 mod tests {
     use std::time::Duration;
 
-    use super::super::message::Part;
-    use super::super::{Action, Manner, Op, Window};
+    use super::super::message::{Manner, Op, Part};
+    use super::super::{Action, Window};
     use super::*;
     use crate::protocol::{CrossingId, Input, Output};
 

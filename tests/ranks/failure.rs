@@ -90,6 +90,17 @@ fn panic_in_a_function() -> Outcome {
     ok(world.finish())
 }
 
+/// Nobody on the rank can say anything any more: the launcher ends the job.
+fn killed() -> Outcome {
+    let world = World::init()?;
+    leave(&world, || {
+        let script = format!("kill -KILL {}", std::process::id());
+        drop(std::process::Command::new("sh").args(["-c", &script]).status());
+    });
+    world.serve()?;
+    ok(world.finish())
+}
+
 fn exit_without_finish() -> Outcome {
     let world = World::init()?;
     leave(&world, || std::process::exit(0));
@@ -271,6 +282,7 @@ pub const CASES: &[Case] = &[
         ranks: &[1, 2, 3],
         ..Case::new("failure::a_panic_in_a_function_is_its_callers_error", panic_in_a_function)
     },
+    failing("failure::a_killed_rank_ends_the_job", &[], killed),
     failing(
         "failure::exit_0_without_finish_fails",
         &["rank 1 exits while its world is open"],

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rankgrad::prelude::*;
 
-use crate::case::Case;
+use crate::case::{Case, Expect};
 use crate::{Outcome, ok};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -72,6 +72,13 @@ fn call_to_a_stopped_rank() -> Outcome {
         assert_eq!(world.call(1, nothing, ())?, 1);
         Ok(())
     })?;
+    ok(world.finish())
+}
+
+/// A wait is told to whoever looks at the log, with what it waits for.
+fn waits_are_told() -> Outcome {
+    let world = World::builder().env_logger().start()?;
+    world.lead(|world| world.call(1, nap, (3,)))?;
     ok(world.finish())
 }
 
@@ -155,6 +162,15 @@ const TIMEOUT_2: &[(&str, &str)] = &[("RANKGRAD_TIMEOUT", "2")];
 
 /// The cases.
 pub const CASES: &[Case] = &[
+    Case {
+        ranks: &[2],
+        env: &[("RUST_LOG", "warn"), ("RANKGRAD_STATUS_AFTER", "1.2")],
+        expect: Expect::Says(&[
+            ("still waiting for `ranks::liveness::nap` on rank 1", 1),
+            ("running there for 1.2 s", 1),
+        ]),
+        ..Case::new("liveness::waits_are_told", waits_are_told)
+    },
     Case {
         ranks: &[2],
         env: TIMEOUT_2,
