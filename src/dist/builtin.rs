@@ -101,7 +101,7 @@ crate::remote! {
             return Err(ErrorKind::DType { op: op(), expected: tensor.dtype().to_string(), found: gradient.dtype().to_string() }.into());
         }
         match tensor.leaf() {
-            Some(leaf) => Tables::of(&scope.caller().runtime)?.recording(context).accumulate(leaf.clone(), gradient),
+            Some(leaf) => Tables::of(&scope.caller().runtime)?.recording(&scope.caller().runtime, context).accumulate(leaf.clone(), gradient),
             None => Ok(()),
         }
     }

@@ -12,7 +12,7 @@ use crate::autograd::check_roots;
 use crate::protocol::{ContextId, Gate, Manner, Mode};
 use crate::rpc::{Caller, Calls, Frame, Issue, Manner as Issuing, Recorder, Recording, Remote};
 use crate::rref::RRef;
-use crate::runtime::{Runtime, Waiting, Windowed};
+use crate::runtime::{Limit, Runtime, Waiting, Windowed};
 use crate::tensor::{Gradient, Tensor};
 use crate::{ErrorKind, Result};
 
@@ -50,7 +50,7 @@ impl Context {
         while let Some(oldest) = tables.backlog(BACKLOG) {
             runtime.wait_until(&|| oldest.is_done(), crate::runtime::Permission::Nothing, None)?;
         }
-        let recording = tables.recording(runtime.open_context()?);
+        let recording = tables.recording(runtime, runtime.open_context()?);
         let recorder = Recorder { recording: Arc::clone(&recording), frame: Frame::new(Vec::new()) };
         let caller = Caller { runtime: Arc::clone(runtime), recorder: Some(recorder), window: Windowed::Block, limit: None };
         Ok(Context { caller, recording, backwards: AtomicU32::new(0), released: AtomicBool::new(false) })
@@ -88,10 +88,10 @@ impl Context {
         let roots: Vec<Tensor> = roots.iter().map(|r| r.borrow().clone()).collect();
         check_roots(&roots)?;
         runtime.check_gradients("backward", self.id())?;
-        self.recording.set_roots(roots);
         let number = self.backwards.fetch_add(1, Ordering::Relaxed) + 1;
         let manner = Manner { mode: options.mode, retain_graph: options.retain_graph };
-        runtime.backward(self.id(), number, manner, options.timeout)
+        let set_roots = || self.recording.set_roots(roots);
+        runtime.backward(self.id(), number, manner, options.timeout.map(Limit::from_now), set_roots)
     }
 
     /// The gradients in this context of leaves of this rank. Local. On other ranks: [`gradients_here`](ParameterCalls::gradients_here).
@@ -144,7 +144,7 @@ impl Context {
         let gate = Gate { queued: false, gradients_of: Some(self.id()) };
         let issue = Issue { to, function: f.id()?, name: f.name(), create: None, gate, recorded: true, manner: Issuing::Waits };
         let call = self.caller.issue(issue, write)?;
-        let reply = call.wait(None)?;
+        let reply = call.wait()?;
         call.decode(reply)
     }
 
@@ -157,7 +157,7 @@ impl Context {
         let runtime = self.runtime();
         runtime.check_alive("release")?;
         let (request, slot) = runtime.release_context(self.id())?;
-        let waiting = Waiting { request, to: self.rank(), operation: "release of a context", limit: self.caller.limit };
+        let waiting = Waiting { request, to: self.rank(), operation: "release of a context", limit: self.caller.limit.map(Limit::from_now) };
         runtime.wait(&slot, &waiting)?.map(drop)
     }
 }

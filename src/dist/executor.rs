@@ -22,7 +22,7 @@ pub(crate) struct Ranks(pub Arc<Tables>);
 
 impl Ranks {
     fn caller(&self, runtime: &Arc<Runtime>, tag: Option<&Tag>) -> Caller {
-        let recorder = tag.map(|tag| Recorder { recording: self.0.recording(tag.context), frame: Frame::new(tag.path.clone()) });
+        let recorder = tag.map(|tag| Recorder { recording: self.0.recording(runtime, tag.context), frame: Frame::new(tag.path.clone()) });
         Caller { runtime: Arc::clone(runtime), recorder, window: Windowed::Bypass, limit: None }
     }
 
@@ -36,18 +36,20 @@ impl Ranks {
                 let crossing = context.as_ref().and_then(|t| t.crossing);
                 let scope = Scope::new(caller.clone(), from);
                 let arguments = Incoming(Delivered { payload, handles: job.handles, crossing });
-                let value = guarded(runtime.rank(), registration.path(), || registration.run(&scope, arguments, main))?;
-                if creates {
-                    return Ok((Outcome::Value(into_value(value)), Vec::new()));
-                }
-                let (encoded, crossing) = caller.encode_result(&value, from, registration.path(), false)?;
-                Ok(reply(encoded, crossing))
+                guarded(runtime.rank(), registration.path(), || {
+                    let value = registration.run(&scope, arguments, main)?;
+                    if creates {
+                        return Ok((Outcome::Value(into_value(value)), Vec::new()));
+                    }
+                    let (encoded, crossing) = caller.encode_result(&value, from, registration.path(), false)?;
+                    Ok(reply(encoded, crossing))
+                })
             }
             Work::Encode { value, context } => {
                 let caller = self.caller(runtime, context.as_ref());
                 let _frame = caller.recorder.as_ref().map(|r| frame::enter(Arc::clone(&r.frame.path)));
                 let value = stored(&value).ok_or_else(|| Error::user("a value of an unknown kind"))?;
-                let (encoded, crossing) = caller.encode_result(value, from, "fetch", true)?;
+                let (encoded, crossing) = guarded(runtime.rank(), "fetch", || caller.encode_result(value, from, "fetch", true))?;
                 Ok(reply(encoded, crossing))
             }
         }
@@ -76,7 +78,7 @@ impl Executor for Ranks {
     }
 
     fn engine(&self, runtime: &Runtime, context: ContextId, retain_graph: bool, inputs: Vec<Input<Payload>>) -> Output<Payload> {
-        let recording = self.0.recording(context);
+        let recording = self.0.recording(runtime, context);
         let worked = guarded(runtime.rank(), "backward", || Ok(recording.work(retain_graph, inputs)));
         worked.unwrap_or_else(|error| Output { error: Some(error), ..Output::default() })
     }

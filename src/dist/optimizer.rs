@@ -111,6 +111,7 @@ impl DistributedOptimizer {
             owner.1.push(place as u32);
         }
         let caller = Caller { recorder: None, ..at.caller().clone() };
+        caller.runtime.check_alive(spec.name())?;
         let id = Tables::of(&caller.runtime)?.next_optimizer(caller.rank());
         let optimizer = DistributedOptimizer { caller, id, owners: owners.keys().copied().collect(), spec: spec.clone(), _parameters: parameters };
         let futures: Vec<_> = owners
@@ -139,6 +140,7 @@ impl DistributedOptimizer {
     /// - [`ErrorKind::Owners`] with every owner that failed, what it said, and which owners did update.
     pub fn step(&self, context: &Context) -> Result<StepReport> {
         let runtime = &self.caller.runtime;
+        runtime.check_alive("step")?;
         runtime.check_context("step", context.id())?;
         runtime.check_gradients("step", context.id())?;
         let gate = Gate { queued: true, gradients_of: Some(context.id()) };
@@ -151,7 +153,7 @@ impl DistributedOptimizer {
             .into_iter()
             .map(|(owner, call)| {
                 let report = call.and_then(|call| {
-                    let reply = call.wait(None)?;
+                    let reply = call.wait()?;
                     call.decode(reply)
                 });
                 (owner, report)

@@ -252,6 +252,20 @@ impl<V: Clone, P: Default> Rank<V, P> {
         self.refs.allocate(owner)
     }
 
+    /// The request that was to create a value wasn't sent: it will never be.
+    pub(crate) fn never_sent(&mut self, id: RefId, error: &Error) {
+        if id.owner == self.me {
+            self.fail_creation(id.value, error);
+            self.settle_local();
+        }
+    }
+
+    fn fail_creation(&mut self, value: ValueId, error: &Error) {
+        for parked in self.refs.created(value, Err(error.clone())) {
+            self.unpark(parked);
+        }
+    }
+
     /// Keeps a value of this rank; counts one handle.
     pub(crate) fn keep(&mut self, value: V) -> RefId {
         let id = self.refs.allocate(self.me);
@@ -611,9 +625,7 @@ impl<V: Clone, P: Default> Rank<V, P> {
             self.refs.drop_handle(id);
         }
         if let Some(value) = self.incoming.get(&task).and_then(|i| i.creates) {
-            for parked in self.refs.created(value, Err(error.clone())) {
-                self.unpark(parked);
-            }
+            self.fail_creation(value, &error);
         }
         self.answer(task, Answer::default(), Err(error));
     }

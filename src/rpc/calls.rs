@@ -17,7 +17,7 @@ use super::Scope;
 use crate::autograd::grad_enabled;
 use crate::protocol::{CrossingId, Gate, Op, RefId, RequestId, Tag, ValueId};
 use crate::rref::{Fetch, Handle, RRef};
-use crate::runtime::{Reply, Request, Runtime, Slot, Waiting, Windowed};
+use crate::runtime::{Limit, Reply, Request, Runtime, Slot, Waiting, Windowed};
 use crate::tensor::{Data, Element, Tensor};
 use crate::wire::{self, Delivered, Encoded};
 use crate::{Error, ErrorKind, Result};
@@ -39,7 +39,7 @@ pub(crate) struct Call {
     pub request: RequestId,
     pub to: u32,
     pub operation: String,
-    pub limit: Option<Duration>,
+    pub limit: Option<Limit>,
     recorder: Option<Recorder>,
     sent: Option<CrossingId>,
 }
@@ -102,8 +102,10 @@ impl Caller {
             Op::Call { context: Some(tag), .. } | Op::Fetch { context: Some(tag), .. } => tag.crossing,
             _ => None,
         };
-        let (window, waits) = (self.window(manner), manner == Manner::Waits && self.limit.is_none());
-        let request = Request { to, op, encoded, window, operation: operation.into(), waits };
+        let limit = self.limit.map(Limit::from_now);
+        // With a limit, a call to oneself must be left to another thread: this one must come back in time.
+        let (window, waits) = (self.window(manner), manner == Manner::Waits && limit.is_none());
+        let request = Request { to, op, encoded, window, operation: operation.into(), waits, limit };
         let (request, slot) = self.runtime.request(request).inspect_err(|_| self.unsend(sent))?;
         Ok(Call {
             runtime: Arc::clone(&self.runtime),
@@ -111,7 +113,7 @@ impl Caller {
             request,
             to,
             operation: operation.into(),
-            limit: self.limit,
+            limit,
             recorder: self.recorder.clone(),
             sent,
         })
@@ -150,8 +152,8 @@ impl Caller {
 }
 
 impl Call {
-    pub(crate) fn wait(&self, limit: Option<Duration>) -> Result<Reply> {
-        let waiting = Waiting { request: self.request, to: self.to, operation: &self.operation, limit: limit.or(self.limit) };
+    pub(crate) fn wait(&self) -> Result<Reply> {
+        let waiting = Waiting { request: self.request, to: self.to, operation: &self.operation, limit: self.limit };
         self.runtime.wait(&self.slot, &waiting)
     }
 
@@ -251,11 +253,17 @@ pub trait Calls {
         let (caller, f) = (self.caller(), f());
         caller.runtime.check_alive(f.name())?;
         caller.runtime.check_rank(f.name(), to)?;
+        let function = f.id()?;
         let id = caller.runtime.allocate(to)?;
         let handle = Handle::new(&caller.runtime, id);
-        let issue = Issue { to, function: f.id()?, name: f.name(), create: Some(id.value), gate: Gate::default(), recorded: true, manner: Manner::Goes };
-        caller.issue(issue, |bytes| arguments.encode(bytes))?;
-        Ok(RRef::from_handle(handle))
+        let issue = Issue { to, function, name: f.name(), create: Some(id.value), gate: Gate::default(), recorded: true, manner: Manner::Goes };
+        match caller.issue(issue, |bytes| arguments.encode(bytes)) {
+            Ok(_) => Ok(RRef::from_handle(handle)),
+            Err(error) => {
+                caller.runtime.never_sent(id, &error)?;
+                Err(error)
+            }
+        }
     }
 
     /// Keeps a value on this rank and makes it referable. Local. Other ranks can fetch it.
@@ -295,7 +303,7 @@ pub trait Calls {
     /// [`ErrorKind::Creation`] if the value failed to be made; [`ErrorKind::NoSuchValue`]; [`ErrorKind::WrongType`]; as [`call`](Self::call).
     fn fetch<T: Fetch>(&self, rref: &RRef<T>) -> Result<T> {
         let call = send_fetch(self.caller(), rref.id())?;
-        let delivered = call.delivered(call.wait(None)?)?;
+        let delivered = call.delivered(call.wait()?)?;
         decode_value(delivered, rref.id())
     }
 
@@ -306,7 +314,7 @@ pub trait Calls {
     fn fetch_into<T: Element>(&self, rref: &RRef<Tensor>, mut view: ndarray::ArrayViewMutD<'_, T>) -> Result<()> {
         let caller = Caller { recorder: None, ..self.caller().clone() };
         let call = send_fetch(&caller, rref.id())?;
-        let tensor: Tensor = decode_value(call.delivered(call.wait(None)?)?, rref.id())?;
+        let tensor: Tensor = decode_value(call.delivered(call.wait()?)?, rref.id())?;
         let data: Data = tensor.data();
         let source = data.view::<T>()?;
         if source.shape() != view.shape() {

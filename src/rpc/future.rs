@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 
 use super::calls::Call;
-use crate::runtime::{Permission, Reply, Runtime, Slot, lock};
+use crate::runtime::{Limit, Permission, Reply, Runtime, Slot, lock};
 use crate::{ErrorKind, Result};
 
 /// The result of a call, now or later.
@@ -54,7 +54,7 @@ impl<T> Future<T> {
     pub fn wait(self) -> Result<T> {
         match self.source {
             Source::Call { call, decode } => {
-                let reply = call.wait(None)?;
+                let reply = call.wait()?;
                 decode(reply, &call)
             }
             Source::Chained { runtime, cell, limit } => {
@@ -76,7 +76,7 @@ impl<T> Future<T> {
     /// As [`wait`](Self::wait).
     pub fn wait_timeout(mut self, limit: Duration) -> Result<T> {
         match &mut self.source {
-            Source::Call { call, .. } => call.limit = Some(limit),
+            Source::Call { call, .. } => call.limit = Some(Limit::from_now(limit)),
             Source::Chained { limit: l, .. } => *l = Some(limit),
         }
         self.wait()

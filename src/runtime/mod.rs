@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use crate::config::Settings;
 use crate::protocol::{
-    Action, ContextId, Counters, Input, Manner, Message, Op, Outcome, Output, Rank, RefId, RequestId, Status, TaskId, ValueId, Window, Work,
+    Action, ContextId, Counters, Input, Manner, Message, Op, Outcome, Output, Rank, RefId, RequestId, TaskId, ValueId, Window, Work,
 };
 use crate::transport::{Delivery, Transport};
 use crate::wire::{self, Delivered, Handle, Payload};
@@ -438,6 +438,11 @@ impl Runtime {
         self.event(|core| core.rank.allocate(owner))
     }
 
+    /// The request that was to create a value wasn't sent.
+    pub(crate) fn never_sent(self: &Arc<Self>, id: RefId, error: &Error) -> Result<()> {
+        self.event(|core| core.rank.never_sent(id, error))
+    }
+
     /// A handle on a value that is known by its id alone.
     pub(crate) fn attach(self: &Arc<Self>, id: RefId) -> Result<()> {
         self.event(|core| core.rank.attach(id))
@@ -450,6 +455,7 @@ impl Runtime {
 
     /// A value of this rank, once it is made.
     pub(crate) fn value(self: &Arc<Self>, operation: &str, value: ValueId) -> Result<Value> {
+        self.check_alive(operation)?;
         let found = std::cell::RefCell::new(None);
         let look = || match lock(&self.core).rank.lookup(operation, value) {
             Ok(None) => false,
@@ -478,7 +484,7 @@ impl Runtime {
     pub(crate) fn request(self: &Arc<Self>, request: Request) -> Result<(RequestId, Arc<Slot>)> {
         self.check_alive(&request.operation)?;
         self.check_rank(&request.operation, request.to)?;
-        let Request { to, op, encoded, window, operation, waits } = request;
+        let Request { to, op, encoded, window, operation, waits, limit } = request;
         let size = encoded.payload.size();
         if window != Windowed::Bypass && to != self.rank() {
             let open = || lock(&self.core).rank.window_is_open(to, size);
@@ -487,7 +493,12 @@ impl Runtime {
                     let (requests, bytes) = lock(&self.core).rank.outstanding(to);
                     return Err(ErrorKind::WindowFull { operation, rank: to, requests, bytes }.into());
                 }
-                self.wait_until(&open, Permission::Nothing, None)?;
+                if !self.wait_until(&open, Permission::Nothing, limit.and_then(Limit::end))? {
+                    let (requests, bytes) = lock(&self.core).rank.outstanding(to);
+                    let status = format!("the window to it stayed full: {requests} requests, {bytes} bytes");
+                    let seconds = limit.map_or(0.0, |l| l.time.as_secs_f64());
+                    return Err(ErrorKind::Timeout { operation, rank: to, seconds, status }.into());
+                }
             }
         }
         let counted = (window != Windowed::Bypass).then_some(size);
@@ -522,12 +533,9 @@ impl Runtime {
         let start = Instant::now();
         slot.wait_here();
         let mut asked: Option<Instant> = None;
-        let heard = || match slot.status() {
-            Some((status, at)) if status != Status::Unknown => at,
-            _ => start, // a rank that doesn't know the request won't answer it
-        };
+        let heard = || slot.heard().unwrap_or(start);
         let end = || match what.limit {
-            Some(limit) => Some(start + limit),
+            Some(limit) => limit.end(),
             None => self.settings.timeout().map(|t| heard() + t),
         };
         loop {
@@ -542,7 +550,7 @@ impl Runtime {
             // Looked at again: an answer may have come meanwhile.
             if end().is_some_and(|e| now >= e) {
                 let status = status.map_or("it said nothing".into(), |(s, at)| format!("{s}, {:.1} s ago", at.elapsed().as_secs_f64()));
-                let seconds = what.limit.or(self.settings.timeout()).unwrap_or_default().as_secs_f64();
+                let seconds = what.limit.map(|l| l.time).or(self.settings.timeout()).unwrap_or_default().as_secs_f64();
                 return Err(ErrorKind::Timeout { operation: what.operation.into(), rank: to, seconds, status }.into());
             }
             if now < ask {
@@ -588,8 +596,15 @@ impl Runtime {
         Ok((id, slot))
     }
 
-    /// Runs a backward of one of this rank's contexts, whose roots the executor knows.
-    pub(crate) fn backward(self: &Arc<Self>, context: ContextId, number: u32, manner: Manner, limit: Option<Duration>) -> Result<()> {
+    /// Runs a backward of one of this rank's contexts. `set_roots` tells the executor its roots; it is called if no other backward is under way.
+    pub(crate) fn backward(
+        self: &Arc<Self>,
+        context: ContextId,
+        number: u32,
+        manner: Manner,
+        limit: Option<Limit>,
+        set_roots: impl FnOnce(),
+    ) -> Result<()> {
         let slot = Slot::new();
         let waiting = Arc::clone(&slot);
         let (begun, after) = self.step(move |core| {
@@ -599,6 +614,7 @@ impl Runtime {
         })?;
         let todos = self.settle(after);
         begun?;
+        set_roots();
         for todo in todos {
             match todo {
                 Todo::Engine { context: c, .. } if c == context => self.run(todo, None)?,
@@ -613,7 +629,7 @@ impl Runtime {
             let silent = lock(&self.core).rank.backward_silent(context);
             // It was asked when `ask_after` had passed without a word.
             let lost = silent.zip(self.settings.timeout()).map(|((_, since), t)| self.started + since + t - self.ask_after());
-            let end = limit.map(|l| start + l).into_iter().chain(lost).min();
+            let end = limit.and_then(Limit::end).into_iter().chain(lost).min();
             let until = end.map_or(next, |e| e.min(next));
             if self.wait_until(&|| slot.is_done(), Permission::Engine(context), Some(until))? {
                 return slot.take().map_or(Ok(()), |reply| reply.map(drop));
@@ -625,7 +641,7 @@ impl Runtime {
             };
             if end.is_some_and(|e| now >= e) && (lost != end || still_silent == silent) {
                 let rank = still_silent.map(|s| s.0).or(ranks.first().copied()).unwrap_or(self.rank());
-                let seconds = start.elapsed().as_secs_f64();
+                let seconds = limit.map_or(start.elapsed(), |l| l.time).as_secs_f64();
                 let status = match still_silent {
                     Some((_, since)) => format!("it has said nothing for {:.1} s", (self.started.elapsed() - since + self.ask_after()).as_secs_f64()),
                     None => format!("waiting for ranks {ranks:?}"),
@@ -677,12 +693,11 @@ impl Runtime {
             let woken = || done() || !lock(&self.main).is_empty();
             let until = logged + Duration::from_secs(5);
             if self.wait_until(&woken, Permission::Everything, Some(until))? {
-                if done() {
-                    return Ok(());
-                }
                 let todo = lock(&self.main).pop_front();
-                if let Some(todo) = todo {
-                    self.run(todo, main.as_deref_mut())?;
+                match todo {
+                    Some(todo) => self.run(todo, main.as_deref_mut())?,
+                    None if done() => return Ok(()),
+                    None => {}
                 }
                 continue;
             }
@@ -760,6 +775,7 @@ pub(crate) struct Request {
     pub operation: String,
     /// Whether the caller waits for the answer at once.
     pub waits: bool,
+    pub limit: Option<Limit>,
 }
 
 /// What a thread waits for.
@@ -767,5 +783,23 @@ pub(crate) struct Waiting<'a> {
     pub request: RequestId,
     pub to: u32,
     pub operation: &'a str,
-    pub limit: Option<Duration>,
+    pub limit: Option<Limit>,
+}
+
+/// How long a call may take in total, whatever its receiver says.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limit {
+    from: Instant,
+    time: Duration,
+}
+
+impl Limit {
+    pub(crate) fn from_now(time: Duration) -> Self {
+        Limit { from: Instant::now(), time }
+    }
+
+    /// `None` if it is further away than time goes.
+    fn end(self) -> Option<Instant> {
+        self.from.checked_add(self.time)
+    }
 }

@@ -118,12 +118,16 @@ impl Runtime {
                 Err(e) => break Err(e),
             };
             if let Some(mine) = self.share_out(todos, permission) {
+                quiet_since = None;
+                if !self.is_heard_without_me() {
+                    self.push_to_pool(mine);
+                    continue;
+                }
                 self.leave();
                 leading = false;
                 if let Err(e) = self.run(mine, None) {
                     break Err(e);
                 }
-                quiet_since = None;
                 continue;
             }
             if moved {
@@ -186,7 +190,7 @@ impl Runtime {
     /// Picks what this thread runs itself; hands the rest to the pool.
     fn share_out(self: &Arc<Self>, todos: Vec<Todo>, permission: Permission) -> Option<Todo> {
         let mut mine = None;
-        let alone = todos.len() == 1 && permission == Permission::Everything && self.another_would_poll();
+        let alone = todos.len() == 1 && permission == Permission::Everything && self.is_heard_without_me();
         for todo in todos {
             let allowed = match (permission, &todo) {
                 (_, Todo::OnMain { .. }) => {
@@ -213,15 +217,16 @@ impl Runtime {
         self.progress.dozing.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Whether another thread would take the polling role while this one runs a function, however long: a service thread that dozes, or a thread
-    /// that waits. If not, there will be from now on.
-    fn another_would_poll(self: &Arc<Self>) -> bool {
-        if self.progress.dozing.load(Ordering::SeqCst) > 0 || !self.progress.followers().is_empty() {
+    /// Whether another thread would hear a sender ring while this one runs a function, however long that takes. If there is only one service
+    /// thread yet, starts the other.
+    fn is_heard_without_me(self: &Arc<Self>) -> bool {
+        if self.progress.dozing.load(Ordering::SeqCst) > 0 {
             return true;
         }
-        if !self.progress.standby.swap(true, Ordering::SeqCst) {
+        let first = !self.progress.standby.swap(true, Ordering::SeqCst);
+        if first {
             self.spawn_service("standby");
         }
-        false
+        first
     }
 }

@@ -10,12 +10,17 @@
 
 mod calls;
 mod case;
+mod contexts;
 mod driver;
+mod errors;
 mod failure;
 mod launch;
 mod liveness;
+mod optimizer;
 mod progress;
+mod references;
 mod selftest;
+mod settled;
 mod start;
 mod training;
 
@@ -27,7 +32,11 @@ use case::Case;
 const TOPICS: &[&[Case]] = &[
     selftest::CASES,
     calls::CASES,
+    references::CASES,
+    errors::CASES,
+    contexts::CASES,
     training::CASES,
+    optimizer::CASES,
     start::CASES,
     progress::CASES,
     failure::CASES,
