@@ -13,7 +13,7 @@ CHOOSE := source scripts/mpi; export MPI=$$(mpi_kinds | head -n 1) OPENBLAS_NUM_
 
 demo:
 	@scripts/setup --quiet
-	@$(CHOOSE) cargo build --release --example digits && scripts/mpirun -n 4 target/release/examples/digits
+	@$(CHOOSE) cargo build --release --example digits && scripts/mpirun -n 4 target/release/examples/digits $$([[ -t 2 ]] && echo --progress bar)
 
 test:
 	@scripts/setup --quiet --tests

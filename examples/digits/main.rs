@@ -18,16 +18,13 @@ mod train;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use rankgrad::{Error, Result};
+use rankgrad::{Calls, Error, Result, World};
 
 use case::Case;
 use network::Network;
 use options::Options;
 use progress::{Progress, Show};
 use report::{Line, Run, TOLERANCE};
-
-/// Ranks that take part.
-const RANKS: u32 = 1;
 
 fn main() -> ExitCode {
     let options = match Options::parse(std::env::args().skip(1)) {
@@ -41,7 +38,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    match run(&options) {
+    match work(&options) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("digits: {error}");
@@ -50,14 +47,22 @@ fn main() -> ExitCode {
     }
 }
 
+/// What each rank does. That a case differs from its file is no reason to end the job early: all ranks finish.
+fn work(options: &Options) -> Result<()> {
+    let world = World::builder().env_logger().start()?;
+    let result = world.lead(|world| Ok(run(world, options)))?;
+    world.finish()?;
+    result.unwrap_or(Ok(()))
+}
+
 /// What rank 0 does.
-fn run(options: &Options) -> Result<()> {
+fn run(world: &World, options: &Options) -> Result<()> {
     let digits = data::load()?;
     let case = match &options.case {
         Some((file, index)) => Case::read(file, *index)?,
         None => options.network.clone().with_first_values(options.seed)?,
     };
-    let mut network = Network::new(&case)?;
+    let mut network = Network::new(world, &case)?;
     let show = options
         .progress
         .unwrap_or(if options.case.is_some() { Show::Nothing } else { Show::Auto });
@@ -67,13 +72,13 @@ fn run(options: &Options) -> Result<()> {
     let seconds = start.elapsed().as_secs_f64();
     progress.finish();
 
-    let traffic = network.traffic()?;
+    let (messages, bytes) = world.traffic()?.into_iter().unzip();
     let run = Run {
-        ranks: RANKS,
+        ranks: world.size(),
         history,
         owners: network.owners(),
-        messages: traffic.messages,
-        bytes: traffic.bytes,
+        messages,
+        bytes,
     };
     if let Some(file) = &options.out {
         run.write(file)?;
@@ -83,7 +88,7 @@ fn run(options: &Options) -> Result<()> {
         None => {
             println!("\n{}\n", report::confusion(&train::confusion(&network, &digits.test)?));
             let (accuracy, rows) = (100.0 * last(&run)?.test_accuracy, digits.test.len());
-            println!("{accuracy:.1} % of {rows} test digits told right, after {seconds:.1} s of training on {RANKS} rank(s)");
+            println!("{accuracy:.1} % of {rows} test digits told right, after {seconds:.1} s of training on {} rank(s)", run.ranks);
             let [svg, png] = curves::draw(&run.history, &options.curves).map_err(|e| Error::user(format!("curves: {e}")))?;
             println!("curves of loss and accuracy: {} and {}", svg.display(), png.display());
             Ok(())

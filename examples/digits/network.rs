@@ -1,8 +1,6 @@
 //! The network: its layers, where they are, and one training step.
 
-use rankgrad::Result;
-use rankgrad::optim::Optimizer;
-use rankgrad::tensor::Tensor;
+use rankgrad::prelude::*;
 
 use crate::case::{Activation, Case};
 use crate::data::Rows;
@@ -15,80 +13,69 @@ pub fn owner(layer: usize, ranks: u32) -> u32 {
     }
 }
 
-/// One layer: `activation(x w + b)`.
-fn layer(x: &Tensor, w: &Tensor, b: &Tensor, activation: Activation) -> Result<Tensor> {
-    activation.of(&(x.matmul(w)? + b)?)
-}
-
-/// What one training run leaves: who owned what, and what was sent.
-pub struct Traffic {
-    /// Messages that each rank sent.
-    pub messages: Vec<u64>,
-    /// Bytes that each rank sent.
-    pub bytes: Vec<u64>,
+remote! {
+    /// One layer, on the rank that owns it: `activation(x w + b)`.
+    fn layer(scope: &Scope, x: Tensor, w: RRef<Tensor>, b: RRef<Tensor>, activation: Activation) -> Result<Tensor> {
+        activation.of(&(x.matmul(&w.local(scope)?)? + b.local(scope)?)?)
+    }
 }
 
 struct Layer {
-    weight: Tensor,
-    bias: Tensor,
+    weight: RRef<Tensor>,
+    bias: RRef<Tensor>,
     activation: Activation,
-    owner: u32,
 }
 
-/// A network whose layers all live here.
-pub struct Network {
+/// A network whose layers are spread over ranks, as the rank that leads sees it.
+pub struct Network<'w> {
+    world: &'w World,
     layers: Vec<Layer>,
-    optimizer: Optimizer,
+    optimizer: DistributedOptimizer,
 }
 
-impl Network {
+impl<'w> Network<'w> {
     /// The network of a case, with its first values.
-    pub fn new(case: &Case) -> Result<Self> {
+    pub fn new(world: &'w World, case: &Case) -> Result<Self> {
         let layers = (0..case.layers()).map(|k| {
-            let (weight, bias) = case.values(k);
-            let (weight, bias) = (weight.parameter()?, bias.parameter()?);
+            let (owner, (weight, bias)) = (owner(k, world.size()), case.values(k));
             Ok(Layer {
-                weight,
-                bias,
+                weight: world.put(owner, weight)?,
+                bias: world.put(owner, bias)?,
                 activation: case.activation_of(k),
-                owner: owner(k, 1),
             })
         });
         let layers = layers.collect::<Result<Vec<_>>>()?;
-        let parameters = layers.iter().flat_map(|l| [l.weight.clone(), l.bias.clone()]).collect();
+        let parameters: Vec<_> = layers.iter().flat_map(|l| [&l.weight, &l.bias]).collect();
         Ok(Self {
-            optimizer: Optimizer::new(case.optimizer()?, parameters)?,
+            optimizer: DistributedOptimizer::new(world, case.optimizer()?, parameters)?,
+            world,
             layers,
         })
     }
 
-    /// Scores of each class, `[rows, 10]`.
-    pub fn scores(&self, pixels: &Tensor) -> Result<Tensor> {
-        self.layers
-            .iter()
-            .try_fold(pixels.clone(), |x, l| layer(&x, &l.weight, &l.bias, l.activation))
+    /// Scores of each class, `[rows, 10]`: through all layers, each on its rank. A context records the way.
+    pub fn scores(&self, calls: &impl Calls, pixels: &Tensor) -> Result<Tensor> {
+        self.layers.iter().try_fold(pixels.clone(), |x, l| {
+            calls.call(l.weight.owner(), layer, (x, &l.weight, &l.bias, l.activation))
+        })
+    }
+
+    /// Scores without a way back.
+    pub fn guess(&self, pixels: &Tensor) -> Result<Tensor> {
+        self.scores(self.world, pixels)
     }
 
     /// One step on a batch; returns the batch's mean loss before it.
     pub fn train(&mut self, batch: &Rows) -> Result<f64> {
-        let loss = self.scores(&batch.pixels)?.cross_entropy(&batch.labels)?;
-        loss.backward()?;
-        let parameters: Vec<Tensor> = self.optimizer.parameters().cloned().collect();
-        self.optimizer
-            .step(&mut |place| parameters[place].leaf().and_then(|leaf| leaf.take_grad()))?;
+        let ctx = self.world.context()?;
+        let loss = self.scores(&ctx, &batch.pixels)?.cross_entropy(&batch.labels)?;
+        ctx.backward(&[&loss])?;
+        self.optimizer.step(&ctx)?;
         loss.item::<f64>()
     }
 
     /// The rank that owns each parameter: weight and bias of each layer in turn.
     pub fn owners(&self) -> Vec<u32> {
-        self.layers.iter().flat_map(|l| [l.owner; 2]).collect()
-    }
-
-    /// Messages and bytes sent so far.
-    pub fn traffic(&self) -> Result<Traffic> {
-        Ok(Traffic {
-            messages: vec![0],
-            bytes: vec![0],
-        })
+        self.layers.iter().flat_map(|l| [l.weight.owner(), l.bias.owner()]).collect()
     }
 }

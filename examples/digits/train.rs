@@ -1,7 +1,6 @@
 //! The training loop.
 
 use rankgrad::Result;
-use rankgrad::tensor::Tensor;
 
 use crate::case::{Case, Epoch};
 use crate::data::{CLASSES, Digits, Rows};
@@ -45,8 +44,7 @@ pub fn confusion(network: &Network, test: &Rows) -> Result<[[u32; CLASSES]; CLAS
 }
 
 fn guesses(network: &Network, rows: &Rows) -> Result<Vec<i64>> {
-    let scores: Tensor = rankgrad::autograd::no_grad(|| network.scores(&rows.pixels))?;
-    scores.argmax(1)?.to_vec()
+    network.guess(&rows.pixels)?.argmax(1)?.to_vec()
 }
 
 fn labels(rows: &Rows) -> Result<Vec<i64>> {

@@ -97,7 +97,7 @@ pub fn run_remote(case: &Case, world: &World, rank: u32) -> Result<Outcome> {
     if let Some(root) = case.root(&output)? {
         ctx.backward(&[root])?;
     }
-    let gradient = |input: &Tensor| if input.is_leaf() { ctx.local_gradient(input) } else { Ok(None) };
+    let gradient = |input: &Tensor| if input.leaf().is_some() { ctx.local_gradient(input) } else { Ok(None) };
     outcome(&output, inputs.iter().map(gradient).collect::<Result<_>>()?)
 }
 

@@ -8,7 +8,7 @@ use serde_json::Value;
 ///
 /// # Errors
 /// For a name that isn't known, a wrong number of inputs, attributes that don't make sense, and what the operation returns.
-pub fn apply(op: &str, attrs: &Value, inputs: &[Tensor]) -> Result<Tensor> {
+pub(crate) fn apply(op: &str, attrs: &Value, inputs: &[Tensor]) -> Result<Tensor> {
     let attrs = Attrs { op, attrs };
     match (op, inputs) {
         ("add", [a, b]) => a.add(b),
@@ -77,7 +77,7 @@ pub fn apply(op: &str, attrs: &Value, inputs: &[Tensor]) -> Result<Tensor> {
 }
 
 /// The dtype of this name.
-pub fn dtype(name: &str) -> Option<DType> {
+pub(crate) fn dtype(name: &str) -> Option<DType> {
     match name {
         "f32" => Some(DType::F32),
         "f64" => Some(DType::F64),

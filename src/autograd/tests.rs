@@ -79,7 +79,7 @@ fn roots_are_checked_in_order() {
     assert_eq!(kind(&[]), ErrorKind::NoRoots);
     let x = leaf(&[1.0, 2.0]);
     assert_eq!(kind(&[x.sum().unwrap(), x.detach()]), ErrorKind::RootWithoutGradient { root: 1 });
-    assert_eq!(kind(&[x.clone()]), ErrorKind::RootNotScalar { root: 0, shape: vec![2] });
+    assert_eq!(kind(std::slice::from_ref(&x)), ErrorKind::RootNotScalar { root: 0, shape: vec![2] });
     assert_eq!(kind(&[scalar(1.0)]), ErrorKind::RootIsLeaf { root: 0 });
     assert!(x.grad().is_none());
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::builtin::{SentGradient, accumulate_gradient, gradient_of};
+use super::parameters::ParameterCalls;
 use super::tables::Tables;
 use crate::autograd::check_roots;
 use crate::protocol::{ContextId, Gate, Manner, Mode};
@@ -93,13 +94,12 @@ impl Context {
         runtime.backward(self.id(), number, manner, options.timeout.map(Limit::from_now), set_roots)
     }
 
-    /// The gradients in this context of leaves of this rank. Local.
+    /// The gradients in this context of leaves of this rank. Local. On other ranks: [`gradients_here`](ParameterCalls::gradients_here).
     ///
     /// # Errors
     /// [`ErrorKind::BackwardInFlight`] while a backward is under way.
     pub fn gradients(&self) -> Result<Vec<(Tensor, Gradient)>> {
-        self.runtime().check_gradients("gradients", self.id())?;
-        Ok(self.recording.gradients().into_iter().map(|(leaf, gradient)| (Tensor::from_leaf(leaf), gradient)).collect())
+        self.gradients_here(self.id())
     }
 
     /// The gradient in this context of a leaf of this rank; none if nothing reached it. Local.
@@ -119,7 +119,7 @@ impl Context {
     /// # Errors
     /// [`ErrorKind::BackwardInFlight`]; [`ErrorKind::NotALeaf`] from the owner; as [`Calls::call`].
     pub fn gradient(&self, of: &RRef<Tensor>) -> Result<Option<Gradient>> {
-        let sent = self.gated(of.owner(), gradient_of, |bytes| {
+        let sent = self.gated(of.owner(), gradient_of(), |bytes| {
             crate::wire::write(&self.id(), bytes)?;
             crate::wire::write(of, bytes)
         })?;
@@ -133,7 +133,7 @@ impl Context {
     pub fn accumulate(&self, to: &RRef<Tensor>, gradient: Gradient) -> Result<()> {
         let gradient = SentGradient::from(gradient);
         // The owner must know the context, so that it hears of its release.
-        self.gated(to.owner(), accumulate_gradient, |bytes| {
+        self.gated(to.owner(), accumulate_gradient(), |bytes| {
             crate::wire::write(&self.id(), bytes)?;
             crate::wire::write(to, bytes)?;
             crate::wire::write(&gradient, bytes)

@@ -147,7 +147,7 @@ impl DistributedOptimizer {
         let calls: Vec<_> = self
             .owners
             .iter()
-            .map(|&owner| (owner, self.ask(owner, step_optimizer, gate, |bytes| crate::wire::write(&(self.id, context.id()), bytes))))
+            .map(|&owner| (owner, self.ask(owner, step_optimizer(), gate, |bytes| crate::wire::write(&(self.id, context.id()), bytes))))
             .collect();
         let results = calls
             .into_iter()

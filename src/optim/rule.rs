@@ -67,6 +67,44 @@ impl<'a, T> Rows<'a, T> {
 /// A rule knows nothing of tensors, graphs or ranks. The struct itself holds the options, under the names that JSON and
 /// [`OptimizerSpec`](super::OptimizerSpec) use. To repeat to the bit everywhere, a rule computes coefficients once a step
 /// in `f64` and uses only the operations of [`Float`] on elements, in one fixed order.
+///
+/// A rule of one's own works like those of the crate:
+///
+/// ```
+/// use rankgrad::Result;
+/// use rankgrad::optim::{Float, Optimizer, Rule, StateArray, StateView, arithmetic, options::Check};
+/// use rankgrad::tensor::Tensor;
+/// use serde::{Deserialize, Serialize};
+///
+/// /// Moves by `lr` against the gradient's sign.
+/// #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+/// struct SignDescent {
+///     lr: f64,
+/// }
+///
+/// impl Rule for SignDescent {
+///     const NAME: &'static str = "SignDescent";
+///     const SCALARS: &'static [(&'static str, f64)] = &[("step", 0.0)];
+///
+///     fn check(&self) -> Result<()> {
+///         Check(Self::NAME).at_least_0("lr", self.lr)
+///     }
+///     fn arrays(&self, _shape: &[usize]) -> Vec<StateArray> {
+///         vec![] // zeros in the parameter's shape: StateArray::zeros("exp_avg", shape)
+///     }
+///     fn update<T: Float>(&self, p: &mut [T], g: &[T], state: &mut StateView<'_, T>) {
+///         state.count();
+///         let lr = T::of(self.lr);
+///         arithmetic::pass0(p, g, |p, g| p - lr * arithmetic::sign(g));
+///     }
+/// }
+///
+/// let p = Tensor::from_vec(vec![1.0, 2.0], 2)?.parameter()?;
+/// let gradient = Tensor::from_vec(vec![3.0, -0.1], 2)?.data();
+/// Optimizer::new(SignDescent { lr: 0.5 }, vec![p.clone()])?.step_one(0, gradient.into())?;
+/// assert_eq!(p.to_vec::<f64>()?, [0.5, 2.5]);
+/// # Ok::<(), rankgrad::Error>(())
+/// ```
 pub trait Rule: Clone + Default + PartialEq + std::fmt::Debug + Serialize + DeserializeOwned + Send + Sync + 'static {
     /// Its name, for [`OptimizerSpec::from_json`](super::OptimizerSpec::from_json) and errors; torch's where torch has it.
     const NAME: &'static str;

@@ -8,6 +8,7 @@
 use std::collections::BTreeSet;
 
 use super::ids::{ContextId, CrossingId, TaskId};
+use super::liveness::Probes;
 use super::message::{Answer, Manner, Mode, Op, Part};
 use super::{Action, Origin, Rank};
 use crate::{Error, ErrorKind};
@@ -76,6 +77,8 @@ pub(super) struct Backward<P> {
     balance: i64,
     unreached: Vec<String>,
     failed: Option<(u32, Error)>,
+    /// On the root: who was asked for a sign of life.
+    pub(super) probes: Probes,
 }
 
 impl<P> Backward<P> {
@@ -94,7 +97,13 @@ impl<P> Backward<P> {
             balance: 0,
             unreached: Vec::new(),
             failed: None,
+            probes: Probes::default(),
         }
+    }
+
+    /// Its number among those of its context.
+    pub(super) fn number(&self) -> u32 {
+        self.number
     }
 
     fn fail(&mut self, rank: u32, error: Error) {

@@ -130,6 +130,10 @@ pub(crate) enum Message {
     Query { id: RequestId },
     /// So.
     Report { id: RequestId, status: Status },
+    /// What does this backward wait for on your rank?
+    Probe { context: ContextId, backward: u32 },
+    /// I'm alive, and it waits here for these ranks; for none while my engine works, or when it isn't here any more.
+    Sign { context: ContextId, backward: u32, waits: Vec<u32> },
     /// Rank 0's part in `lead` is over.
     Led { error: Option<String> },
     /// Everything below me is quiet: messages sent and received there.

@@ -8,6 +8,7 @@ mod backward;
 mod contexts;
 mod drain;
 mod ids;
+mod liveness;
 mod message;
 mod references;
 
@@ -110,7 +111,15 @@ enum Stage<V, P> {
     Queued(Box<Work<V, P>>),
     Running(Instant),
     /// Answered as soon as registrations are confirmed.
-    Held(Box<(Answer, Result<(), Error>, Vec<RefId>, P)>),
+    Held(Box<HeldReply<P>>),
+}
+
+#[derive(Debug)]
+struct HeldReply<P> {
+    answer: Answer,
+    outcome: Result<(), Error>,
+    refs: Vec<RefId>,
+    payload: P,
 }
 
 /// Limits on what a rank may have outstanding at another.
@@ -335,6 +344,13 @@ impl<V: Clone, P: Default> Rank<V, P> {
         request
     }
 
+    /// The ranks whose answer a release of this rank's program waits for, as far as this rank can tell.
+    pub(crate) fn release_waits_for(&self, request: RequestId) -> Vec<u32> {
+        let group = self.releases.iter().find(|(_, release)| release.request == Some(request)).map(|(group, _)| *group);
+        let ranks: BTreeSet<u32> = self.outgoing.values().filter(|o| group.is_some_and(|g| o.origin == Origin::Release(g))).map(|o| o.to).collect();
+        ranks.into_iter().collect()
+    }
+
     /// Asks the receiver of a request how it fares.
     pub(crate) fn query(&mut self, request: RequestId) {
         if let Some(to) = self.outgoing.get(&request).map(|o| o.to) {
@@ -454,6 +470,11 @@ impl<V: Clone, P: Default> Rank<V, P> {
                 let status = self.status(TaskId { from, request: id });
                 self.send(from, Message::Report { id, status }, P::default());
             }
+            Message::Probe { context, backward } => {
+                let waits = self.backward_waits_for(context);
+                self.send(from, Message::Sign { context, backward, waits }, P::default());
+            }
+            Message::Sign { context, backward, waits } => self.backward_sign(from, context, backward, &waits),
             Message::Report { id, status } => self.actions.push(Action::Report { request: id, status }),
             Message::Led { error } => {
                 self.led(error.clone());
@@ -620,7 +641,7 @@ impl<V: Clone, P: Default> Rank<V, P> {
             for &id in &refs {
                 self.refs.retain(id);
             }
-            incoming.stage = Stage::Held(Box::new((answer, outcome, refs, payload)));
+            incoming.stage = Stage::Held(Box::new(HeldReply { answer, outcome, refs, payload }));
             return;
         }
         let new_child = incoming.new_child;
@@ -723,14 +744,15 @@ impl<V: Clone, P: Default> Rank<V, P> {
             Registering::Task(task) => {
                 let Some(incoming) = self.incoming.get_mut(&task) else { return };
                 incoming.unconfirmed -= 1;
-                if incoming.unconfirmed == 0 && matches!(incoming.stage, Stage::Held(_)) {
-                    if let Stage::Held(parts) = std::mem::replace(&mut incoming.stage, Stage::Running(self.now)) {
-                        let (answer, outcome, refs, payload) = *parts;
-                        let held = refs.clone();
-                        self.answer_with(task, answer, outcome, refs, payload);
-                        for id in held {
-                            self.refs.drop_handle(id);
-                        }
+                if incoming.unconfirmed == 0
+                    && matches!(incoming.stage, Stage::Held(_))
+                    && let Stage::Held(held) = std::mem::replace(&mut incoming.stage, Stage::Running(self.now))
+                {
+                    let HeldReply { answer, outcome, refs, payload } = *held;
+                    let kept = refs.clone();
+                    self.answer_with(task, answer, outcome, refs, payload);
+                    for id in kept {
+                        self.refs.drop_handle(id);
                     }
                 }
             }

@@ -231,10 +231,12 @@ impl<V: Clone> References<V> {
 
     fn retire(&mut self, value: ValueId) {
         let Some(entry) = self.owned.get(&value) else { return };
-        if entry.handles == 0 && entry.holders.is_empty() && !matches!(entry.state, State::Pending) {
-            if let Some(Owned { state: State::Ready(v), .. }) = self.owned.remove(&value) {
-                self.garbage.push(v);
-            }
+        if entry.handles == 0
+            && entry.holders.is_empty()
+            && !matches!(entry.state, State::Pending)
+            && let Some(Owned { state: State::Ready(v), .. }) = self.owned.remove(&value)
+        {
+            self.garbage.push(v);
         }
     }
 

@@ -225,32 +225,32 @@ pub trait Calls {
     /// # Errors
     /// What the function returned, as [`ErrorKind::Remote`]; [`ErrorKind::Panic`] if it panicked; [`ErrorKind::Timeout`] without a sign of life for the
     /// default time; [`ErrorKind::UnknownRank`]; [`ErrorKind::ContextReleased`]; [`ErrorKind::ShutDown`] after `finish`.
-    fn call<A, R: DeserializeOwned>(&self, to: u32, f: Remote<A, R>, arguments: impl Arguments<A>) -> Result<R> {
-        Future::of_call(self.caller().invoke(to, f, |bytes| arguments.encode(bytes), Manner::Waits)?).wait()
+    fn call<A, R: DeserializeOwned>(&self, to: u32, f: impl FnOnce() -> Remote<A, R>, arguments: impl Arguments<A>) -> Result<R> {
+        Future::of_call(self.caller().invoke(to, f(), |bytes| arguments.encode(bytes), Manner::Waits)?).wait()
     }
 
     /// Runs a function on a rank; the future gives its result. Targeted; blocks only while the window to the rank is full.
     ///
     /// # Errors
     /// As [`call`](Self::call), at once for what is known at once.
-    fn call_async<A, R: DeserializeOwned>(&self, to: u32, f: Remote<A, R>, arguments: impl Arguments<A>) -> Result<Future<R>> {
-        Ok(Future::of_call(self.caller().invoke(to, f, |bytes| arguments.encode(bytes), Manner::Goes)?))
+    fn call_async<A, R: DeserializeOwned>(&self, to: u32, f: impl FnOnce() -> Remote<A, R>, arguments: impl Arguments<A>) -> Result<Future<R>> {
+        Ok(Future::of_call(self.caller().invoke(to, f(), |bytes| arguments.encode(bytes), Manner::Goes)?))
     }
 
     /// As [`call_async`](Self::call_async), but never blocks.
     ///
     /// # Errors
     /// [`ErrorKind::WindowFull`] if the window to the rank is full: wait for an answer first.
-    fn try_call<A, R: DeserializeOwned>(&self, to: u32, f: Remote<A, R>, arguments: impl Arguments<A>) -> Result<Future<R>> {
-        Ok(Future::of_call(self.caller().invoke(to, f, |bytes| arguments.encode(bytes), Manner::Tries)?))
+    fn try_call<A, R: DeserializeOwned>(&self, to: u32, f: impl FnOnce() -> Remote<A, R>, arguments: impl Arguments<A>) -> Result<Future<R>> {
+        Ok(Future::of_call(self.caller().invoke(to, f(), |bytes| arguments.encode(bytes), Manner::Tries)?))
     }
 
     /// Runs a function on a rank and leaves its result there; the reference to it is there at once. Targeted; blocks only while the window is full.
     ///
     /// # Errors
     /// As [`call`](Self::call) for what is known at once. If the function fails, each use of the reference says so ([`ErrorKind::Creation`]).
-    fn remote<A, R>(&self, to: u32, f: Remote<A, R>, arguments: impl Arguments<A>) -> Result<RRef<R>> {
-        let caller = self.caller();
+    fn remote<A, R>(&self, to: u32, f: impl FnOnce() -> Remote<A, R>, arguments: impl Arguments<A>) -> Result<RRef<R>> {
+        let (caller, f) = (self.caller(), f());
         caller.runtime.check_alive(f.name())?;
         caller.runtime.check_rank(f.name(), to)?;
         let function = f.id()?;
@@ -334,16 +334,16 @@ pub trait Calls {
     ///
     /// # Errors
     /// As [`call`](Self::call).
-    fn call_mut<T, A, R: DeserializeOwned>(&self, rref: &RRef<T>, f: Remote<On<T, A>, R>, arguments: impl Arguments<A>) -> Result<R> {
-        Future::of_call(self.caller().invoke(rref.owner(), f, on(rref, &arguments), Manner::Waits)?).wait()
+    fn call_mut<T, A, R: DeserializeOwned>(&self, rref: &RRef<T>, f: impl FnOnce() -> Remote<On<T, A>, R>, arguments: impl Arguments<A>) -> Result<R> {
+        Future::of_call(self.caller().invoke(rref.owner(), f(), on(rref, &arguments), Manner::Waits)?).wait()
     }
 
     /// As [`call_mut`](Self::call_mut); the future gives the result.
     ///
     /// # Errors
     /// As [`call_async`](Self::call_async).
-    fn call_mut_async<T, A, R: DeserializeOwned>(&self, rref: &RRef<T>, f: Remote<On<T, A>, R>, arguments: impl Arguments<A>) -> Result<Future<R>> {
-        Ok(Future::of_call(self.caller().invoke(rref.owner(), f, on(rref, &arguments), Manner::Goes)?))
+    fn call_mut_async<T, A, R: DeserializeOwned>(&self, rref: &RRef<T>, f: impl FnOnce() -> Remote<On<T, A>, R>, arguments: impl Arguments<A>) -> Result<Future<R>> {
+        Ok(Future::of_call(self.caller().invoke(rref.owner(), f(), on(rref, &arguments), Manner::Goes)?))
     }
 }
 

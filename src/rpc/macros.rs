@@ -2,7 +2,7 @@
 
 /// Declares functions that other ranks can call.
 ///
-/// Each becomes a constant of type [`Remote`](crate::rpc::Remote), to be passed to [`call`](crate::Calls::call) and its kin.
+/// Each becomes a function that names it, `fn() -> `[`Remote`](crate::rpc::Remote), to be passed to [`call`](crate::Calls::call) and its kin.
 /// The first parameter is the [`Scope`](crate::Scope) that the function runs in; the others, and the result, are serde types that may hold
 /// [`Tensor`](crate::Tensor)s and [`RRef`](crate::RRef)s. The result is a [`Result`](crate::Result). A result that doesn't
 /// implement `Serialize` can't be called for, only created on its owner ([`remote`](crate::Calls::remote)).
@@ -30,6 +30,18 @@
 ///     })
 /// })
 /// # .unwrap();
+/// ```
+///
+/// A function that isn't declared so can't be called:
+///
+/// ```compile_fail
+/// # use rankgrad::prelude::*;
+/// fn plain(scope: &Scope, x: Tensor) -> Result<f64> {
+///     x.sum()?.item()
+/// }
+/// # fn test(world: &World, x: Tensor) -> Result<f64> {
+/// world.call(1, plain, (x,))
+/// # }
 /// ```
 #[macro_export]
 macro_rules! remote {
@@ -75,8 +87,7 @@ macro_rules! remote {
     (@declare [$(#[$meta:meta])*] [$vis:vis] $name:ident [$arguments:ty] [$result:ty] $on_main:literal [$signature:tt]
         ($scope_in:ident, $arguments_in:ident, $main_in:ident) { $($steps:tt)* }) => {
         $(#[$meta])*
-        #[allow(non_upper_case_globals)]
-        $vis const $name: $crate::rpc::Remote<$arguments, <$result as $crate::rpc::Outcome>::Value> = {
+        $vis fn $name() -> $crate::rpc::Remote<$arguments, <$result as $crate::rpc::Outcome>::Value> {
             fn run(
                 $scope_in: &$crate::Scope,
                 $arguments_in: $crate::rpc::Incoming,
@@ -96,6 +107,6 @@ macro_rules! remote {
             );
             $crate::rpc::inventory::submit! { $crate::rpc::Entry(&REGISTRATION) }
             $crate::rpc::Remote::new(&REGISTRATION)
-        };
+        }
     };
 }

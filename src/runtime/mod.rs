@@ -1,6 +1,7 @@
 //! The driver of a rank: feeds its state machine with messages, carries out what comes of it, and lets threads wait.
 
 pub(crate) mod failure;
+mod host;
 pub(crate) mod logging;
 pub(crate) mod placement;
 mod pool;
@@ -91,6 +92,7 @@ pub(crate) struct Runtime {
     executor: Box<dyn Executor>,
     core: Mutex<Core>,
     progress: progress::Progress,
+    host: host::HostCall,
     pub(crate) pool: Pool,
     dedicated: bool,
     one_node: bool,
@@ -138,6 +140,7 @@ impl Runtime {
             transport,
             executor,
             progress: Default::default(),
+            host: Default::default(),
             started: Instant::now(),
             dropped: Mutex::default(),
             any_dropped: AtomicBool::new(false),
@@ -519,33 +522,44 @@ impl Runtime {
         Ok((id, slot))
     }
 
+    /// How long a wait lasts before it asks; early enough for the answer to count.
+    fn ask_after(&self) -> Duration {
+        let after = self.settings.status_after();
+        self.settings.timeout().map_or(after, |timeout| after.min(timeout / 2))
+    }
+
     /// Waits for the answer to a request. Without a limit, the time since the receiver last said that it has the request counts.
     pub(crate) fn wait(self: &Arc<Self>, slot: &Slot, what: &Waiting<'_>) -> Result<Reply> {
         let start = Instant::now();
         slot.wait_here();
         let mut asked: Option<Instant> = None;
+        let heard = || slot.heard().unwrap_or(start);
+        let end = || match what.limit {
+            Some(limit) => limit.end(),
+            None => self.settings.timeout().map(|t| heard() + t),
+        };
         loop {
-            let heard = slot.heard().unwrap_or(start);
-            let end = match what.limit {
-                Some(limit) => limit.end(),
-                None => self.settings.timeout().map(|t| heard + t),
-            };
-            let ask = asked.unwrap_or(start).max(heard) + self.settings.status_after();
-            let until = end.map_or(ask, |e| e.min(ask));
+            let ask = asked.unwrap_or(start).max(heard()) + self.ask_after();
+            let until = end().map_or(ask, |e| e.min(ask));
             if self.wait_until(&|| slot.is_done(), Permission::Nothing, Some(until))? {
                 return slot.take().ok_or_else(|| ErrorKind::ShutDown { operation: what.operation.into() }.into());
             }
             let now = Instant::now();
             let status = slot.status();
-            if end.is_some_and(|e| now >= e) {
+            let to = lock(&self.core).rank.release_waits_for(what.request).first().copied().unwrap_or(what.to);
+            // Looked at again: an answer may have come meanwhile.
+            if end().is_some_and(|e| now >= e) {
                 let status = status.map_or("it said nothing".into(), |(s, at)| format!("{s}, {:.1} s ago", at.elapsed().as_secs_f64()));
                 let seconds = what.limit.map(|l| l.time).or(self.settings.timeout()).unwrap_or_default().as_secs_f64();
-                return Err(ErrorKind::Timeout { operation: what.operation.into(), rank: what.to, seconds, status }.into());
+                return Err(ErrorKind::Timeout { operation: what.operation.into(), rank: to, seconds, status }.into());
+            }
+            if now < ask {
+                continue;
             }
             if let (Some((status, _)), Some(_)) = (status, asked) {
-                log::warn!("rank {}: `{}` on rank {}: {status}; waited {:.1} s", self.rank(), what.operation, what.to, start.elapsed().as_secs_f64());
+                log::warn!("rank {}: `{}` on rank {to}: {status}; waited {:.1} s", self.rank(), what.operation, start.elapsed().as_secs_f64());
             } else {
-                log::warn!("rank {}: still waiting for `{}` on rank {}, {:.1} s", self.rank(), what.operation, what.to, start.elapsed().as_secs_f64());
+                log::warn!("rank {}: still waiting for `{}` on rank {to}, {:.1} s", self.rank(), what.operation, start.elapsed().as_secs_f64());
             }
             asked = Some(now);
             self.event(|core| core.rank.query(what.request))?;
@@ -609,20 +623,29 @@ impl Runtime {
         }
         slot.wait_here();
         let start = Instant::now();
-        let mut logged = start;
+        let mut asked = start;
         loop {
-            let end = limit.and_then(Limit::end);
-            let next = logged + self.settings.status_after();
+            let next = asked + self.ask_after();
+            let silent = lock(&self.core).rank.backward_silent(context);
+            // It was asked when `ask_after` had passed without a word.
+            let lost = silent.zip(self.settings.timeout()).map(|((_, since), t)| self.started + since + t - self.ask_after());
+            let end = limit.and_then(Limit::end).into_iter().chain(lost).min();
             let until = end.map_or(next, |e| e.min(next));
             if self.wait_until(&|| slot.is_done(), Permission::Engine(context), Some(until))? {
                 return slot.take().map_or(Ok(()), |reply| reply.map(drop));
             }
-            let ranks = lock(&self.core).rank.backward_waits_for(context);
             let now = Instant::now();
-            if end.is_some_and(|e| now >= e) {
-                let rank = ranks.first().copied().unwrap_or(self.rank());
+            let (ranks, still_silent) = {
+                let core = lock(&self.core);
+                (core.rank.backward_waits_for(context), core.rank.backward_silent(context))
+            };
+            if end.is_some_and(|e| now >= e) && (lost != end || still_silent == silent) {
+                let rank = still_silent.map(|s| s.0).or(ranks.first().copied()).unwrap_or(self.rank());
                 let seconds = limit.map_or(start.elapsed(), |l| l.time).as_secs_f64();
-                let status = format!("waiting for ranks {ranks:?}");
+                let status = match still_silent {
+                    Some((_, since)) => format!("it has said nothing for {:.1} s", (self.started.elapsed() - since + self.ask_after()).as_secs_f64()),
+                    None => format!("waiting for ranks {ranks:?}"),
+                };
                 let error: Error = ErrorKind::Timeout { operation: "backward".into(), rank, seconds, status }.into();
                 let abandoned = error.clone();
                 self.event(|core| {
@@ -631,8 +654,11 @@ impl Runtime {
                 })?;
                 return Err(error);
             }
-            log::warn!("rank {}: backward of context {context} waits for ranks {ranks:?}, {:.1} s", self.rank(), start.elapsed().as_secs_f64());
-            logged = now;
+            if now >= next {
+                log::warn!("rank {}: backward of context {context} waits for ranks {ranks:?}, {:.1} s", self.rank(), start.elapsed().as_secs_f64());
+                asked = now;
+                self.event(|core| core.rank.probe_backward(context))?;
+            }
         }
     }
 

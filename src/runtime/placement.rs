@@ -61,7 +61,9 @@ pub(crate) fn place(settings: &Settings, size: usize, node: Node) -> Placement {
         log::warn!("dedicated progress refused: {reason}");
     }
     if let Some(shortage) = &plan.shortage {
-        log::warn!("{shortage}");
+        // One line a node is enough.
+        let level = if node.index == 0 { log::Level::Warn } else { log::Level::Debug };
+        log::log!(level, "{shortage}");
     }
     let pin = plan.service.map(|units| Pin { topology, units });
     Placement {

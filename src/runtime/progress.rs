@@ -20,8 +20,14 @@ pub(crate) enum Permission {
     Everything,
 }
 
+/// After so long without a message, a rank whose peers can all ring sleeps for longer.
+const QUIET: Duration = Duration::from_secs(1);
+
 /// How long an unfinished send keeps a thread from sleeping.
 const PATIENCE: Duration = Duration::from_millis(100);
+
+/// How long a poller stands back from a host's MPI call, where MPI allows one at a time.
+const HOST_CALL: Duration = Duration::from_micros(50);
 
 /// How a thread with nothing to do rests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,6 +99,7 @@ impl Runtime {
             if deadline.is_some_and(|d| now >= d) {
                 break Ok(false);
             }
+            let tick = if self.one_node && quiet_since.is_some_and(|since| now - since > QUIET) { tick * 4 } else { tick };
             let limit = deadline.map_or(tick, |d| tick.min(d - now));
             if !leading {
                 leading = self.progress.take();
@@ -127,6 +134,10 @@ impl Runtime {
                 quiet_since = None;
                 continue;
             }
+            if self.host_calls() {
+                std::thread::sleep(HOST_CALL); // nothing moves meanwhile
+                continue;
+            }
             if self.dedicated && rest == Rest::Vacant {
                 // Never sleeps, and stands back for whoever waits.
                 self.leave();
@@ -151,7 +162,9 @@ impl Runtime {
                     self.leave();
                     leading = false;
                     self.doze(tick);
-                    quiet_since = None;
+                    if now.elapsed() < Duration::from_micros(5) {
+                        std::thread::yield_now();
+                    }
                 }
             }
         };
@@ -177,15 +190,15 @@ impl Runtime {
     /// Picks what this thread runs itself; hands the rest to the pool.
     fn share_out(self: &Arc<Self>, todos: Vec<Todo>, permission: Permission) -> Option<Todo> {
         let mut mine = None;
-        let only = todos.len() == 1;
+        let alone = todos.len() == 1 && permission == Permission::Everything && self.is_heard_without_me();
         for todo in todos {
             let allowed = match (permission, &todo) {
                 (_, Todo::OnMain { .. }) => {
                     self.push_main(todo);
                     continue;
                 }
-                (Permission::Everything, Todo::Task { heavy, .. }) => only && !heavy,
-                (Permission::Everything, Todo::Engine { .. }) => only,
+                (Permission::Everything, Todo::Task { heavy, .. }) => alone && !heavy,
+                (Permission::Everything, Todo::Engine { .. }) => alone,
                 (Permission::Engine(mine), Todo::Engine { context, .. }) => mine == *context,
                 _ => false,
             };

@@ -171,6 +171,13 @@ pub trait Transport: Send + Sync + std::fmt::Debug {
     /// Wakes whoever is in [`sleep`](Self::sleep) or [`doze`](Self::doze) on this rank. If nobody is, the next one of each returns at once.
     fn wake(&self);
 
+    /// Whether MPI allows one call at a time, so that the host's calls and ours must be kept apart by [`exclusive`](Self::exclusive).
+    fn is_serialized(&self) -> bool;
+
+    /// Runs `f`, once, while no thread of this process makes an MPI call of ours, where MPI allows only one call at a time; elsewhere just runs it.
+    /// Blocks until the lock is free. Meanwhile [`poll`](Self::poll) moves nothing, and whoever sends waits; `f` must not call this transport.
+    fn exclusive(&self, f: &mut dyn FnMut());
+
     /// What this rank has sent so far.
     fn traffic(&self) -> Traffic;
 

@@ -172,7 +172,7 @@ impl Tensor {
         let shape = self.shape();
         if let Some(free) = lengths.iter().position(|&n| n == -1) {
             let others = shape::count(OP, &target)?;
-            target[free] = if others == 0 { 0 } else { self.len() / others };
+            target[free] = self.len().checked_div(others).unwrap_or(0);
         }
         if shape::count(OP, &target)? != self.len() {
             return Err(shape::mismatch(OP, &shape, &target, "both must hold as many elements"));

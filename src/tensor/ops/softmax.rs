@@ -1,7 +1,7 @@
 //! Softmax and its logarithm along one axis.
 
 use super::kernel::{array, elements, packed, sum_middle};
-use super::{Shared, record, with_float};
+use super::{record, with_float};
 use crate::Result;
 use crate::tensor::shape::{self, Lanes};
 use crate::tensor::{Float, Tensor};
