@@ -81,6 +81,8 @@ struct After {
     calls: Vec<Box<dyn FnOnce() + Send>>,
     garbage: Vec<Box<dyn Any + Send>>,
     forget: Vec<ContextId>,
+    /// Something happened that a thread of this rank may wait for.
+    awaited: bool,
 }
 
 pub(crate) type State = HashMap<std::any::TypeId, Arc<dyn Any + Send + Sync>>;
@@ -264,6 +266,7 @@ impl Runtime {
                 let reply: Reply = outcome.map(|payload| Delivered { payload, handles, crossing });
                 match core.waiting.remove(&request) {
                     Some(slot) => {
+                        after.awaited = true;
                         if let Some((callback, reply)) = slot.complete(reply) {
                             after.calls.push(Box::new(move || callback(reply)));
                         }
@@ -273,6 +276,7 @@ impl Runtime {
             }
             Action::BackwardDone { context, result } => {
                 if let Some(slot) = core.backwards.remove(&context) {
+                    after.awaited = true;
                     slot.complete(result.map(|()| Delivered::default()));
                 }
             }
@@ -286,6 +290,7 @@ impl Runtime {
             Action::Led { error } => lock(&self.led).push_back(error),
             Action::Ended => {
                 self.ended.fetch_add(1, Ordering::SeqCst);
+                after.awaited = true;
             }
         }
         Ok(())
@@ -297,6 +302,9 @@ impl Runtime {
 
     /// Does what needs no lock; returns the work.
     fn settle(self: &Arc<Self>, after: After) -> Vec<Todo> {
+        if after.awaited {
+            self.wake_leader();
+        }
         drop(after.garbage);
         for context in after.forget {
             self.executor.forget(context);
@@ -316,6 +324,7 @@ impl Runtime {
                 log::error!("rank {}: a future's callback panicked", runtime.rank());
             }
             runtime.callbacks.fetch_sub(1, Ordering::SeqCst);
+            runtime.wake_leader();
         });
     }
 

@@ -47,6 +47,8 @@ pub(super) struct Progress {
     /// Service threads that sleep, ready to poll when a sender rings.
     dozing: AtomicUsize,
     standby: AtomicBool,
+    /// The leader sleeps, or is about to look once more whether it need.
+    asleep: AtomicBool,
 }
 
 impl Progress {
@@ -152,7 +154,12 @@ impl Runtime {
                 Some(since) if self.transport.in_flight() > 0 && now - since < PATIENCE => std::thread::yield_now(),
                 Some(_) if rest == Rest::Leading => {
                     self.pool.relieve();
-                    self.transport.sleep(limit);
+                    // What it waits for may happen on another thread of this rank, which looks at this mark after it did its part.
+                    self.progress.asleep.store(true, Ordering::SeqCst);
+                    if !done() {
+                        self.transport.sleep(limit);
+                    }
+                    self.progress.asleep.store(false, Ordering::SeqCst);
                     if now.elapsed() < Duration::from_micros(5) {
                         std::thread::yield_now(); // something is on the way, and not to be seen yet
                     }
@@ -215,6 +222,13 @@ impl Runtime {
         self.progress.dozing.fetch_add(1, Ordering::SeqCst);
         self.transport.doze(limit);
         self.progress.dozing.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Something happened on this rank that the leader may wait for: ends its sleep.
+    pub(super) fn wake_leader(&self) {
+        if self.progress.asleep.load(Ordering::SeqCst) {
+            self.transport.wake();
+        }
     }
 
     /// Whether another thread would hear a sender ring while this one runs a function, however long that takes. If there is only one service

@@ -89,6 +89,18 @@ fn many_in_flight() -> Outcome {
     ok(world.finish())
 }
 
+/// With sleeps of up to a second, what happens on the own rank must wake who waits for it.
+fn woken_at_home() -> Outcome {
+    let world = World::init()?;
+    let begun = std::time::Instant::now();
+    for _ in 0..20 {
+        assert_eq!(world.call_async(world.rank(), nap, (2,))?.wait()?, world.rank());
+        assert_eq!(world.call_async(world.rank(), nap, (2,))?.then(|rank| rank).wait()?, world.rank());
+    }
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    ok(world.finish())
+}
+
 fn rings() -> Outcome {
     let world = World::init()?;
     let size = u64::from(world.size());
@@ -201,6 +213,11 @@ fn on_main() -> Outcome {
 pub const CASES: &[Case] = &[
     Case { ranks: &[0, 1, 2, 3, 4], ..Case::new("calls::each_kind_of_call_gives_its_result", kinds) },
     Case { ranks: &[1, 2, 4], ..Case::new("calls::thousands_in_flight", many_in_flight) },
+    Case {
+        ranks: &[0, 1, 2],
+        env: &[("RANKGRAD_TICK_MS", "1000"), ("RANKGRAD_SPIN_US", "0")],
+        ..Case::new("calls::to_oneself_wake_who_waits_for_them", woken_at_home)
+    },
     Case::new("calls::nested_calls_in_rings_end", rings),
     Case { ranks: &[1, 2], ..Case::new("calls::errors_name_rank_and_function", errors) },
     Case { ranks: &[1, 2, 3], ..Case::new("calls::callbacks_that_call_are_waited_for", callbacks_are_waited_for) },
