@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::Counters;
 use super::optimizer::OwnerReport;
 use super::tables::{OwnerOptimizer, Tables};
-use super::Counters;
 use crate::optim::{Optimizer, OptimizerSpec};
 use crate::protocol::{ContextId, OptimizerId};
 use crate::rpc::{Calls, Scope, stored};
@@ -45,8 +45,16 @@ impl SentGradient {
 fn parameter(scope: &Scope, what: &str, rref: &RRef<Tensor>) -> Result<Tensor> {
     let tensor = rref.local(scope)?;
     if tensor.leaf().is_none() {
-        let why = if tensor.requires_grad() { "it was computed" } else { "it requires no gradient" };
-        return Err(ErrorKind::NotALeaf { what: what.into(), why: why.into() }.into());
+        let why = if tensor.requires_grad() {
+            "it was computed"
+        } else {
+            "it requires no gradient"
+        };
+        return Err(ErrorKind::NotALeaf {
+            what: what.into(),
+            why: why.into(),
+        }
+        .into());
     }
     Ok(tensor)
 }

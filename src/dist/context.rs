@@ -51,9 +51,22 @@ impl Context {
             runtime.wait_until(&|| oldest.is_done(), crate::runtime::Permission::Nothing, None)?;
         }
         let recording = tables.recording(runtime, runtime.open_context()?);
-        let recorder = Recorder { recording: Arc::clone(&recording), frame: Frame::new(Vec::new()) };
-        let caller = Caller { runtime: Arc::clone(runtime), recorder: Some(recorder), window: Windowed::Block, limit: None };
-        Ok(Context { caller, recording, backwards: AtomicU32::new(0), released: AtomicBool::new(false) })
+        let recorder = Recorder {
+            recording: Arc::clone(&recording),
+            frame: Frame::new(Vec::new()),
+        };
+        let caller = Caller {
+            runtime: Arc::clone(runtime),
+            recorder: Some(recorder),
+            window: Windowed::Block,
+            limit: None,
+        };
+        Ok(Context {
+            caller,
+            recording,
+            backwards: AtomicU32::new(0),
+            released: AtomicBool::new(false),
+        })
     }
 
     fn runtime(&self) -> &Arc<Runtime> {
@@ -89,7 +102,10 @@ impl Context {
         check_roots(&roots)?;
         runtime.check_gradients("backward", self.id())?;
         let number = self.backwards.fetch_add(1, Ordering::Relaxed) + 1;
-        let manner = Manner { mode: options.mode, retain_graph: options.retain_graph };
+        let manner = Manner {
+            mode: options.mode,
+            retain_graph: options.retain_graph,
+        };
         let set_roots = || self.recording.set_roots(roots);
         runtime.backward(self.id(), number, manner, options.timeout.map(Limit::from_now), set_roots)
     }
@@ -110,7 +126,11 @@ impl Context {
         self.runtime().check_gradients("gradient", self.id())?;
         match leaf.leaf() {
             Some(leaf) => Ok(self.recording.gradient(leaf.id())),
-            None => Err(ErrorKind::NotALeaf { what: "gradient".into(), why: "only leaves gather gradients".into() }.into()),
+            None => Err(ErrorKind::NotALeaf {
+                what: "gradient".into(),
+                why: "only leaves gather gradients".into(),
+            }
+            .into()),
         }
     }
 
@@ -140,9 +160,25 @@ impl Context {
         })
     }
 
-    fn gated<A, R: serde::de::DeserializeOwned>(&self, to: u32, f: Remote<A, R>, write: impl FnOnce(&mut Vec<u8>) -> Result<()>) -> Result<R> {
-        let gate = Gate { queued: false, gradients_of: Some(self.id()) };
-        let issue = Issue { to, function: f.id()?, name: f.name(), create: None, gate, recorded: true, manner: Issuing::Waits };
+    fn gated<A, R: serde::de::DeserializeOwned>(
+        &self,
+        to: u32,
+        f: Remote<A, R>,
+        write: impl FnOnce(&mut Vec<u8>) -> Result<()>,
+    ) -> Result<R> {
+        let gate = Gate {
+            queued: false,
+            gradients_of: Some(self.id()),
+        };
+        let issue = Issue {
+            to,
+            function: f.id()?,
+            name: f.name(),
+            create: None,
+            gate,
+            recorded: true,
+            manner: Issuing::Waits,
+        };
         let call = self.caller.issue(issue, write)?;
         let reply = call.wait()?;
         call.decode(reply)
@@ -157,7 +193,12 @@ impl Context {
         let runtime = self.runtime();
         runtime.check_alive("release")?;
         let (request, slot) = runtime.release_context(self.id())?;
-        let waiting = Waiting { request, to: self.rank(), operation: "release of a context", limit: self.caller.limit.map(Limit::from_now) };
+        let waiting = Waiting {
+            request,
+            to: self.rank(),
+            operation: "release of a context",
+            limit: self.caller.limit.map(Limit::from_now),
+        };
         runtime.wait(&slot, &waiting)?.map(drop)
     }
 }

@@ -1,7 +1,7 @@
 //! Parameters on other ranks.
 
-use super::tables::Tables;
 use super::builtin::{assign_tensor, module_parameters, put_tensor};
+use super::tables::Tables;
 use crate::protocol::ContextId;
 use crate::rpc::Calls;
 use crate::rref::RRef;
@@ -18,7 +18,12 @@ pub trait ParameterCalls: Calls {
     fn put(&self, to: u32, tensor: Tensor) -> Result<RRef<Tensor>> {
         if !tensor.dtype().is_float() {
             let (op, expected) = ("put (a parameter)".into(), "f32 or f64".into());
-            return Err(ErrorKind::DType { op, expected, found: tensor.dtype().to_string() }.into());
+            return Err(ErrorKind::DType {
+                op,
+                expected,
+                found: tensor.dtype().to_string(),
+            }
+            .into());
         }
         self.remote(to, put_tensor, (tensor, true))
     }
@@ -48,7 +53,10 @@ pub trait ParameterCalls: Calls {
         runtime.check_gradients("gradients", context)?;
         let recording = Tables::of(runtime)?.known_recording(context);
         let gradients = recording.map(|r| r.gradients()).unwrap_or_default();
-        Ok(gradients.into_iter().map(|(leaf, gradient)| (Tensor::from_leaf(leaf), gradient)).collect())
+        Ok(gradients
+            .into_iter()
+            .map(|(leaf, gradient)| (Tensor::from_leaf(leaf), gradient))
+            .collect())
     }
 
     /// Sets the value of a tensor on its owner. A parameter keeps its dtype and shape, and gets a new version, which is returned (0 for others).

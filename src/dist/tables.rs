@@ -37,7 +37,12 @@ impl Tables {
     /// The tables of a running rank.
     pub(crate) fn of(runtime: &Runtime) -> Result<Arc<Tables>> {
         let found = runtime.state().get(&std::any::TypeId::of::<Tables>()).cloned();
-        found.and_then(|t| t.downcast().ok()).ok_or_else(|| ErrorKind::ShutDown { operation: "training".into() }.into())
+        found.and_then(|t| t.downcast().ok()).ok_or_else(|| {
+            ErrorKind::ShutDown {
+                operation: "training".into(),
+            }
+            .into()
+        })
     }
 
     /// The recording of a context, new if this rank hasn't met it. That of a released one isn't kept.
@@ -99,6 +104,10 @@ impl Tables {
         while releasing.front().is_some_and(|s| s.is_done()) {
             releasing.pop_front();
         }
-        if releasing.len() >= bound { releasing.front().cloned() } else { None }
+        if releasing.len() >= bound {
+            releasing.front().cloned()
+        } else {
+            None
+        }
     }
 }

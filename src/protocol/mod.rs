@@ -32,7 +32,14 @@ pub(crate) type Instant = Duration;
 #[derive(Debug, PartialEq)]
 pub(crate) enum Work<V, P> {
     /// Run a function on what came along.
-    Call { function: u32, creates: bool, queued: bool, context: Option<Tag>, payload: P, refs: Vec<RefId> },
+    Call {
+        function: u32,
+        creates: bool,
+        queued: bool,
+        context: Option<Tag>,
+        payload: P,
+        refs: Vec<RefId>,
+    },
     /// Put a value into a reply.
     Encode { value: V, context: Option<Tag> },
 }
@@ -41,7 +48,11 @@ pub(crate) enum Work<V, P> {
 #[derive(Debug)]
 pub(crate) enum Outcome<V, P> {
     /// A result to send back.
-    Reply { payload: P, refs: Vec<RefId>, crossing: Option<CrossingId> },
+    Reply {
+        payload: P,
+        refs: Vec<RefId>,
+        crossing: Option<CrossingId>,
+    },
     /// A result to keep.
     Value(V),
     /// Neither.
@@ -56,9 +67,19 @@ pub(crate) enum Action<V, P> {
     /// Do some work, then call [`Rank::done`].
     Run { task: TaskId, work: Work<V, P> },
     /// Let the engine of a backward work, then call [`Rank::engine_done`].
-    Engine { context: ContextId, retain_graph: bool, inputs: Vec<Input<P>> },
+    Engine {
+        context: ContextId,
+        retain_graph: bool,
+        inputs: Vec<Input<P>>,
+    },
     /// A request of this rank was answered. The payload holds a handle on each of `refs`.
-    Answered { request: RequestId, from: u32, answer: Answer, outcome: Result<P, Error>, refs: Vec<RefId> },
+    Answered {
+        request: RequestId,
+        from: u32,
+        answer: Answer,
+        outcome: Result<P, Error>,
+        refs: Vec<RefId>,
+    },
     /// A backward of this rank ended.
     BackwardDone { context: ContextId, result: Result<(), Error> },
     /// A context was released: drop what belongs to it.
@@ -323,7 +344,11 @@ impl<V: Clone, P: Default> Rank<V, P> {
     }
 
     pub(crate) fn check_context(&self, operation: &str, context: ContextId) -> Result<(), Error> {
-        if self.contexts.is_live(context) { Ok(()) } else { Err(self.contexts.gone(operation, context)) }
+        if self.contexts.is_live(context) {
+            Ok(())
+        } else {
+            Err(self.contexts.gone(operation, context))
+        }
     }
 
     /// Refuses while a backward of the context is under way here.
@@ -346,8 +371,17 @@ impl<V: Clone, P: Default> Rank<V, P> {
 
     /// The ranks whose answer a release of this rank's program waits for, as far as this rank can tell.
     pub(crate) fn release_waits_for(&self, request: RequestId) -> Vec<u32> {
-        let group = self.releases.iter().find(|(_, release)| release.request == Some(request)).map(|(group, _)| *group);
-        let ranks: BTreeSet<u32> = self.outgoing.values().filter(|o| group.is_some_and(|g| o.origin == Origin::Release(g))).map(|o| o.to).collect();
+        let group = self
+            .releases
+            .iter()
+            .find(|(_, release)| release.request == Some(request))
+            .map(|(group, _)| *group);
+        let ranks: BTreeSet<u32> = self
+            .outgoing
+            .values()
+            .filter(|o| group.is_some_and(|g| o.origin == Origin::Release(g)))
+            .map(|o| o.to)
+            .collect();
         ranks.into_iter().collect()
     }
 
@@ -374,7 +408,8 @@ impl<V: Clone, P: Default> Rank<V, P> {
     /// Goes on with termination detection. `busy` says whether the driver still has work that may send.
     pub(crate) fn advance_end(&mut self, busy: bool) {
         loop {
-            let quiet = !busy && self.outgoing.is_empty() && self.incoming.is_empty() && self.registering.is_empty() && self.local.is_empty();
+            let quiet =
+                !busy && self.outgoing.is_empty() && self.incoming.is_empty() && self.registering.is_empty() && self.local.is_empty();
             match self.drain.advance(self.me, self.size, quiet, self.sent, self.received) {
                 drain::Step::Nothing => return,
                 step => self.drain_step(step),
@@ -430,9 +465,16 @@ impl<V: Clone, P: Default> Rank<V, P> {
                 }
                 self.answer(task, Answer::default(), reply);
             }
-            (None, Outcome::Reply { payload, refs, crossing }) => {
-                self.answer_with(task, Answer { crossing, ..Answer::default() }, Ok(()), refs, payload)
-            }
+            (None, Outcome::Reply { payload, refs, crossing }) => self.answer_with(
+                task,
+                Answer {
+                    crossing,
+                    ..Answer::default()
+                },
+                Ok(()),
+                refs,
+                payload,
+            ),
             (None, Outcome::Error(e)) => self.answer(task, Answer::default(), Err(e)),
             (None, Outcome::Value(v)) => self.actions.push(Action::Garbage { values: vec![v] }),
         }
@@ -480,7 +522,12 @@ impl<V: Clone, P: Default> Rank<V, P> {
                 self.led(error.clone());
                 self.actions.push(Action::Led { error });
             }
-            Message::Quiet { epoch, wave, sent, received } => self.drain.quiet(from, epoch, wave, sent, received),
+            Message::Quiet {
+                epoch,
+                wave,
+                sent,
+                received,
+            } => self.drain.quiet(from, epoch, wave, sent, received),
             Message::Wave { epoch, wave, done } => {
                 let step = self.drain.wave(self.me, self.size, epoch, wave, done);
                 self.drain_step(step);
@@ -495,7 +542,11 @@ impl<V: Clone, P: Default> Rank<V, P> {
             drain::Step::Ended(messages) => (messages, true),
         };
         for (to, message) in messages {
-            self.actions.push(Action::Send { to, message, payload: P::default() });
+            self.actions.push(Action::Send {
+                to,
+                message,
+                payload: P::default(),
+            });
         }
         if ended {
             self.actions.push(Action::Ended);
@@ -577,11 +628,26 @@ impl<V: Clone, P: Default> Rank<V, P> {
     /// All that a request needs is here: hands it to the driver, or does it.
     fn launch(&mut self, task: TaskId, op: Op, refs: Vec<RefId>, payload: P) {
         match op {
-            Op::Call { function, create, context, gate } => {
-                if let Some(error) = gate.gradients_of.and_then(|c| self.check_gradients("step or gradient access", c).err()) {
+            Op::Call {
+                function,
+                create,
+                context,
+                gate,
+            } => {
+                if let Some(error) = gate
+                    .gradients_of
+                    .and_then(|c| self.check_gradients("step or gradient access", c).err())
+                {
                     return self.refuse(task, error, refs);
                 }
-                let work = Work::Call { function, creates: create.is_some(), queued: gate.queued, context, payload, refs };
+                let work = Work::Call {
+                    function,
+                    creates: create.is_some(),
+                    queued: gate.queued,
+                    context,
+                    payload,
+                    refs,
+                };
                 if gate.queued {
                     if let Some(incoming) = self.incoming.get_mut(&task) {
                         incoming.stage = Stage::Queued(Box::new(work));
@@ -597,7 +663,12 @@ impl<V: Clone, P: Default> Rank<V, P> {
                 Ok(None) => unreachable!("a fetch is parked until its value is made"),
                 Err(error) => self.answer(task, Answer::default(), Err(error)),
             },
-            Op::Backward { context, backward, manner, part } => self.backward_part(task, context, backward, manner, part, payload),
+            Op::Backward {
+                context,
+                backward,
+                manner,
+                part,
+            } => self.backward_part(task, context, backward, manner, part, payload),
             Op::Release { context, low } => self.release(context, low, Some(task), None),
         }
     }
@@ -641,7 +712,12 @@ impl<V: Clone, P: Default> Rank<V, P> {
             for &id in &refs {
                 self.refs.retain(id);
             }
-            incoming.stage = Stage::Held(Box::new(HeldReply { answer, outcome, refs, payload }));
+            incoming.stage = Stage::Held(Box::new(HeldReply {
+                answer,
+                outcome,
+                refs,
+                payload,
+            }));
             return;
         }
         let new_child = incoming.new_child;
@@ -651,7 +727,16 @@ impl<V: Clone, P: Default> Rank<V, P> {
             self.reply_pins.insert(task, pins);
         }
         let answer = Answer { new_child, ..answer };
-        self.send(task.from, Message::Reply { id: task.request, answer, outcome, refs }, payload);
+        self.send(
+            task.from,
+            Message::Reply {
+                id: task.request,
+                answer,
+                outcome,
+                refs,
+            },
+            payload,
+        );
     }
 
     fn status(&self, task: TaskId) -> Status {
@@ -725,7 +810,13 @@ impl<V: Clone, P: Default> Rank<V, P> {
                     outstanding.1 = outstanding.1.saturating_sub(bytes);
                 }
                 let outcome = outcome.map(|()| payload);
-                self.actions.push(Action::Answered { request: id, from, answer, outcome, refs });
+                self.actions.push(Action::Answered {
+                    request: id,
+                    from,
+                    answer,
+                    outcome,
+                    refs,
+                });
             }
             Origin::Backward(context) => self.backward_answered(context, from, answer, outcome),
             Origin::Release(group) => self.release_answered(group),
@@ -748,7 +839,12 @@ impl<V: Clone, P: Default> Rank<V, P> {
                     && matches!(incoming.stage, Stage::Held(_))
                     && let Stage::Held(held) = std::mem::replace(&mut incoming.stage, Stage::Running(self.now))
                 {
-                    let HeldReply { answer, outcome, refs, payload } = *held;
+                    let HeldReply {
+                        answer,
+                        outcome,
+                        refs,
+                        payload,
+                    } = *held;
                     let kept = refs.clone();
                     self.answer_with(task, answer, outcome, refs, payload);
                     for id in kept {
@@ -779,7 +875,12 @@ impl<V: Clone, P: Default> Rank<V, P> {
     }
 
     fn creation_failed(&self, value: ValueId, source: Error) -> Error {
-        crate::ErrorKind::Creation { owner: self.me, id: value.to_string(), source }.into()
+        crate::ErrorKind::Creation {
+            owner: self.me,
+            id: value.to_string(),
+            source,
+        }
+        .into()
     }
 
     // ---- contexts ------------------------------------------------------------------------------------------------
@@ -793,7 +894,14 @@ impl<V: Clone, P: Default> Rank<V, P> {
         let children = children.unwrap_or_default();
         let group = self.next_request;
         self.next_request += 1;
-        self.releases.insert(group, Release { left: children.len() + 1, task, request });
+        self.releases.insert(
+            group,
+            Release {
+                left: children.len() + 1,
+                task,
+                request,
+            },
+        );
         for child in children {
             self.send_release(child, context, low, group);
         }
@@ -810,13 +918,21 @@ impl<V: Clone, P: Default> Rank<V, P> {
         if release.left > 0 {
             return;
         }
-        let Some(Release { task, request, .. }) = self.releases.remove(&group) else { return };
+        let Some(Release { task, request, .. }) = self.releases.remove(&group) else {
+            return;
+        };
         if let Some(task) = task {
             self.answer(task, Answer::default(), Ok(()));
         }
         if let Some(request) = request {
             let (from, answer) = (self.me, Answer::default());
-            self.actions.push(Action::Answered { request, from, answer, outcome: Ok(P::default()), refs: Vec::new() });
+            self.actions.push(Action::Answered {
+                request,
+                from,
+                answer,
+                outcome: Ok(P::default()),
+                refs: Vec::new(),
+            });
         }
     }
 

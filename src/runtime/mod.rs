@@ -63,9 +63,20 @@ pub(crate) struct Job {
 
 /// Work that came of an event, for this thread or another.
 enum Todo {
-    Task { task: TaskId, job: Job, heavy: bool },
-    OnMain { task: TaskId, job: Job },
-    Engine { context: ContextId, retain_graph: bool, inputs: Vec<Input<Payload>> },
+    Task {
+        task: TaskId,
+        job: Job,
+        heavy: bool,
+    },
+    OnMain {
+        task: TaskId,
+        job: Job,
+    },
+    Engine {
+        context: ContextId,
+        retain_graph: bool,
+        inputs: Vec<Input<Payload>>,
+    },
 }
 
 struct Core {
@@ -115,7 +126,10 @@ pub(crate) struct Runtime {
 
 impl std::fmt::Debug for Runtime {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Runtime").field("rank", &self.rank()).field("size", &self.size()).finish_non_exhaustive()
+        f.debug_struct("Runtime")
+            .field("rank", &self.rank())
+            .field("size", &self.size())
+            .finish_non_exhaustive()
     }
 }
 
@@ -128,13 +142,27 @@ impl Runtime {
     pub(crate) fn start(transport: Box<dyn Transport>, settings: Settings, executor: Box<dyn Executor>, state: State) -> Result<Arc<Self>> {
         let (me, size) = (transport.rank(), transport.size());
         let node = transport.node_ranks();
-        let node = placement::Node { ranks: node.len(), index: node.iter().position(|&r| r == me).unwrap_or(0) };
+        let node = placement::Node {
+            ranks: node.len(),
+            index: node.iter().position(|&r| r == me).unwrap_or(0),
+        };
         let one_node = node.ranks == size as usize;
         let placement = placement::place(&settings, size as usize, node);
-        log::debug!("rank {me}: dedicated progress: {}, a spare core: {}", placement.dedicated, placement.spare_core);
-        let window = Window { requests: settings.window_requests, bytes: settings.window_bytes };
+        log::debug!(
+            "rank {me}: dedicated progress: {}, a spare core: {}",
+            placement.dedicated,
+            placement.spare_core
+        );
+        let window = Window {
+            requests: settings.window_requests,
+            bytes: settings.window_bytes,
+        };
         let runtime = Arc::new(Runtime {
-            core: Mutex::new(Core { rank: Rank::new(me, size, window), waiting: HashMap::new(), backwards: HashMap::new() }),
+            core: Mutex::new(Core {
+                rank: Rank::new(me, size, window),
+                waiting: HashMap::new(),
+                backwards: HashMap::new(),
+            }),
             pool: Pool::new(me, settings.compute_threads + 1, settings.pool_threads),
             dedicated: placement.dedicated,
             one_node,
@@ -165,17 +193,19 @@ impl Runtime {
 
     fn spawn_pinned(self: &Arc<Self>, name: &str, pin: Option<placement::Pin>) {
         let runtime = Arc::clone(self);
-        let thread = std::thread::Builder::new().name(format!("rankgrad-{}-{name}", self.rank())).spawn(move || {
-            if let Some(pin) = pin {
-                pin.bind();
-            }
-            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| runtime.serve_forever()));
-            match result {
-                Ok(Ok(())) => {}
-                Ok(Err(e)) => runtime.abort(&format!("the service thread can't go on: {e}")),
-                Err(_) => runtime.abort("the service thread panicked: this is a bug in rankgrad"),
-            }
-        });
+        let thread = std::thread::Builder::new()
+            .name(format!("rankgrad-{}-{name}", self.rank()))
+            .spawn(move || {
+                if let Some(pin) = pin {
+                    pin.bind();
+                }
+                let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| runtime.serve_forever()));
+                match result {
+                    Ok(Ok(())) => {}
+                    Ok(Err(e)) => runtime.abort(&format!("the service thread can't go on: {e}")),
+                    Err(_) => runtime.abort("the service thread panicked: this is a bug in rankgrad"),
+                }
+            });
         match thread {
             Ok(thread) => lock(&self.service).push(thread),
             Err(e) => log::error!("rank {}: can't start a {name} thread: {e}", self.rank()),
@@ -200,14 +230,26 @@ impl Runtime {
     }
 
     pub(crate) fn check_alive(&self, operation: &str) -> Result<()> {
-        if self.is_finished() { Err(ErrorKind::ShutDown { operation: operation.into() }.into()) } else { Ok(()) }
+        if self.is_finished() {
+            Err(ErrorKind::ShutDown {
+                operation: operation.into(),
+            }
+            .into())
+        } else {
+            Ok(())
+        }
     }
 
     pub(crate) fn check_rank(&self, operation: &str, rank: u32) -> Result<()> {
         if rank < self.size() {
             return Ok(());
         }
-        Err(ErrorKind::UnknownRank { operation: operation.into(), rank: rank.into(), size: self.size() }.into())
+        Err(ErrorKind::UnknownRank {
+            operation: operation.into(),
+            rank: rank.into(),
+            size: self.size(),
+        }
+        .into())
     }
 
     /// Ends the job: this rank can't go on.
@@ -247,23 +289,59 @@ impl Runtime {
         match action {
             Action::Send { to, message, mut payload } => {
                 let header = wire::header(&message, &mut payload)?;
-                self.transport.send(to, crate::transport::Frame { header, segments: payload.segments })?;
+                self.transport.send(
+                    to,
+                    crate::transport::Frame {
+                        header,
+                        segments: payload.segments,
+                    },
+                )?;
             }
             Action::Run { task, work } => {
                 let (on_main, heavy, handles) = match &work {
-                    Work::Call { function, queued, refs, .. } => {
-                        (self.executor.is_on_main(*function), *queued && self.executor.is_heavy(), self.custody(refs))
-                    }
+                    Work::Call {
+                        function, queued, refs, ..
+                    } => (
+                        self.executor.is_on_main(*function),
+                        *queued && self.executor.is_heavy(),
+                        self.custody(refs),
+                    ),
                     Work::Encode { .. } => (false, false, Vec::new()),
                 };
-                let job = Job { from: task.from, work, handles };
-                after.todos.push(if on_main { Todo::OnMain { task, job } } else { Todo::Task { task, job, heavy } });
+                let job = Job {
+                    from: task.from,
+                    work,
+                    handles,
+                };
+                after.todos.push(if on_main {
+                    Todo::OnMain { task, job }
+                } else {
+                    Todo::Task { task, job, heavy }
+                });
             }
-            Action::Engine { context, retain_graph, inputs } => after.todos.push(Todo::Engine { context, retain_graph, inputs }),
-            Action::Answered { request, answer, outcome, refs, .. } => {
+            Action::Engine {
+                context,
+                retain_graph,
+                inputs,
+            } => after.todos.push(Todo::Engine {
+                context,
+                retain_graph,
+                inputs,
+            }),
+            Action::Answered {
+                request,
+                answer,
+                outcome,
+                refs,
+                ..
+            } => {
                 let handles = self.custody(&refs);
                 let crossing = answer.crossing;
-                let reply: Reply = outcome.map(|payload| Delivered { payload, handles, crossing });
+                let reply: Reply = outcome.map(|payload| Delivered {
+                    payload,
+                    handles,
+                    crossing,
+                });
                 match core.waiting.remove(&request) {
                     Some(slot) => {
                         after.awaited = true;
@@ -389,10 +467,27 @@ impl Runtime {
 
     /// A message whose tensors were over the limit: a reply becomes an error, a request is answered with one.
     fn refused(&self, from: u32, message: Message, bytes: u64, limit: u64) -> Refusal {
-        let error = |operation: &str| Error::from(ErrorKind::TooLarge { operation: operation.into(), from, bytes, limit });
+        let error = |operation: &str| {
+            Error::from(ErrorKind::TooLarge {
+                operation: operation.into(),
+                from,
+                bytes,
+                limit,
+            })
+        };
         match message {
-            Message::Reply { id, answer, refs, .. } => Refusal::Reply(Message::Reply { id, answer, outcome: Err(error("reply")), refs }),
-            Message::Request { id, op, refs } => Refusal::Request { id, op, refs, error: error("request") },
+            Message::Reply { id, answer, refs, .. } => Refusal::Reply(Message::Reply {
+                id,
+                answer,
+                outcome: Err(error("reply")),
+                refs,
+            }),
+            Message::Request { id, op, refs } => Refusal::Request {
+                id,
+                op,
+                refs,
+                error: error("request"),
+            },
             other => Refusal::Reply(other),
         }
     }
@@ -424,7 +519,11 @@ impl Runtime {
                     drop(handles);
                     done
                 }
-                Todo::Engine { context, retain_graph, inputs } => {
+                Todo::Engine {
+                    context,
+                    retain_graph,
+                    inputs,
+                } => {
                     let output = self.executor.engine(self, context, retain_graph, inputs);
                     self.step(|core| core.rank.engine_done(context, output))?
                 }
@@ -477,7 +576,10 @@ impl Runtime {
         match found.into_inner() {
             Some(Ok(Some(value))) => Ok(value),
             Some(Err(e)) => Err(e),
-            _ => Err(ErrorKind::ShutDown { operation: operation.into() }.into()),
+            _ => Err(ErrorKind::ShutDown {
+                operation: operation.into(),
+            }
+            .into()),
         }
     }
 
@@ -493,20 +595,40 @@ impl Runtime {
     pub(crate) fn request(self: &Arc<Self>, request: Request) -> Result<(RequestId, Arc<Slot>)> {
         self.check_alive(&request.operation)?;
         self.check_rank(&request.operation, request.to)?;
-        let Request { to, op, encoded, window, operation, waits, limit } = request;
+        let Request {
+            to,
+            op,
+            encoded,
+            window,
+            operation,
+            waits,
+            limit,
+        } = request;
         let size = encoded.payload.size();
         if window != Windowed::Bypass && to != self.rank() {
             let open = || lock(&self.core).rank.window_is_open(to, size);
             if !open() {
                 if window == Windowed::Refuse {
                     let (requests, bytes) = lock(&self.core).rank.outstanding(to);
-                    return Err(ErrorKind::WindowFull { operation, rank: to, requests, bytes }.into());
+                    return Err(ErrorKind::WindowFull {
+                        operation,
+                        rank: to,
+                        requests,
+                        bytes,
+                    }
+                    .into());
                 }
                 if !self.wait_until(&open, Permission::Nothing, limit.and_then(Limit::end))? {
                     let (requests, bytes) = lock(&self.core).rank.outstanding(to);
                     let status = format!("the window to it stayed full: {requests} requests, {bytes} bytes");
                     let seconds = limit.map_or(0.0, |l| l.time.as_secs_f64());
-                    return Err(ErrorKind::Timeout { operation, rank: to, seconds, status }.into());
+                    return Err(ErrorKind::Timeout {
+                        operation,
+                        rank: to,
+                        seconds,
+                        status,
+                    }
+                    .into());
                 }
             }
         }
@@ -520,7 +642,10 @@ impl Runtime {
         });
         drop(encoded.handles);
         let (id, after) = stepped?;
-        let own = TaskId { from: self.rank(), request: id };
+        let own = TaskId {
+            from: self.rank(),
+            request: id,
+        };
         for todo in self.settle(after) {
             match todo {
                 // The caller would only wait for it: it may as well do it.
@@ -551,24 +676,57 @@ impl Runtime {
             let ask = asked.unwrap_or(start).max(heard()) + self.ask_after();
             let until = end().map_or(ask, |e| e.min(ask));
             if self.wait_until(&|| slot.is_done(), Permission::Nothing, Some(until))? {
-                return slot.take().ok_or_else(|| ErrorKind::ShutDown { operation: what.operation.into() }.into());
+                return slot.take().ok_or_else(|| {
+                    ErrorKind::ShutDown {
+                        operation: what.operation.into(),
+                    }
+                    .into()
+                });
             }
             let now = Instant::now();
             let status = slot.status();
-            let to = lock(&self.core).rank.release_waits_for(what.request).first().copied().unwrap_or(what.to);
+            let to = lock(&self.core)
+                .rank
+                .release_waits_for(what.request)
+                .first()
+                .copied()
+                .unwrap_or(what.to);
             // Looked at again: an answer may have come meanwhile.
             if end().is_some_and(|e| now >= e) {
-                let status = status.map_or("it said nothing".into(), |(s, at)| format!("{s}, {:.1} s ago", at.elapsed().as_secs_f64()));
-                let seconds = what.limit.map(|l| l.time).or(self.settings.timeout()).unwrap_or_default().as_secs_f64();
-                return Err(ErrorKind::Timeout { operation: what.operation.into(), rank: to, seconds, status }.into());
+                let status = status.map_or("it said nothing".into(), |(s, at)| {
+                    format!("{s}, {:.1} s ago", at.elapsed().as_secs_f64())
+                });
+                let seconds = what
+                    .limit
+                    .map(|l| l.time)
+                    .or(self.settings.timeout())
+                    .unwrap_or_default()
+                    .as_secs_f64();
+                return Err(ErrorKind::Timeout {
+                    operation: what.operation.into(),
+                    rank: to,
+                    seconds,
+                    status,
+                }
+                .into());
             }
             if now < ask {
                 continue;
             }
             if let (Some((status, _)), Some(_)) = (status, asked) {
-                log::warn!("rank {}: `{}` on rank {to}: {status}; waited {:.1} s", self.rank(), what.operation, start.elapsed().as_secs_f64());
+                log::warn!(
+                    "rank {}: `{}` on rank {to}: {status}; waited {:.1} s",
+                    self.rank(),
+                    what.operation,
+                    start.elapsed().as_secs_f64()
+                );
             } else {
-                log::warn!("rank {}: still waiting for `{}` on rank {to}, {:.1} s", self.rank(), what.operation, start.elapsed().as_secs_f64());
+                log::warn!(
+                    "rank {}: still waiting for `{}` on rank {to}, {:.1} s",
+                    self.rank(),
+                    what.operation,
+                    start.elapsed().as_secs_f64()
+                );
             }
             asked = Some(now);
             self.event(|core| core.rank.query(what.request))?;
@@ -637,7 +795,9 @@ impl Runtime {
             let next = asked + self.ask_after();
             let silent = lock(&self.core).rank.backward_silent(context);
             // It was asked when `ask_after` had passed without a word.
-            let lost = silent.zip(self.settings.timeout()).map(|((_, since), t)| self.started + since + t - self.ask_after());
+            let lost = silent
+                .zip(self.settings.timeout())
+                .map(|((_, since), t)| self.started + since + t - self.ask_after());
             let end = limit.and_then(Limit::end).into_iter().chain(lost).min();
             let until = end.map_or(next, |e| e.min(next));
             if self.wait_until(&|| slot.is_done(), Permission::Engine(context), Some(until))? {
@@ -652,10 +812,19 @@ impl Runtime {
                 let rank = still_silent.map(|s| s.0).or(ranks.first().copied()).unwrap_or(self.rank());
                 let seconds = limit.map_or(start.elapsed(), |l| l.time).as_secs_f64();
                 let status = match still_silent {
-                    Some((_, since)) => format!("it has said nothing for {:.1} s", (self.started.elapsed() - since + self.ask_after()).as_secs_f64()),
+                    Some((_, since)) => format!(
+                        "it has said nothing for {:.1} s",
+                        (self.started.elapsed() - since + self.ask_after()).as_secs_f64()
+                    ),
                     None => format!("waiting for ranks {ranks:?}"),
                 };
-                let error: Error = ErrorKind::Timeout { operation: "backward".into(), rank, seconds, status }.into();
+                let error: Error = ErrorKind::Timeout {
+                    operation: "backward".into(),
+                    rank,
+                    seconds,
+                    status,
+                }
+                .into();
                 let abandoned = error.clone();
                 self.event(|core| {
                     core.backwards.remove(&context);
@@ -664,7 +833,11 @@ impl Runtime {
                 return Err(error);
             }
             if now >= next {
-                log::warn!("rank {}: backward of context {context} waits for ranks {ranks:?}, {:.1} s", self.rank(), start.elapsed().as_secs_f64());
+                log::warn!(
+                    "rank {}: backward of context {context} waits for ranks {ranks:?}, {:.1} s",
+                    self.rank(),
+                    start.elapsed().as_secs_f64()
+                );
                 asked = now;
                 self.event(|core| core.rank.probe_backward(context))?;
             }
@@ -712,7 +885,10 @@ impl Runtime {
             }
             logged = Instant::now();
             let missing = lock(&self.core).rank.missing_at_end();
-            log::info!("rank {}: serving until {what}; ranks below that haven't come: {missing:?}", self.rank());
+            log::info!(
+                "rank {}: serving until {what}; ranks below that haven't come: {missing:?}",
+                self.rank()
+            );
         }
     }
 
@@ -748,7 +924,12 @@ impl Runtime {
 /// What becomes of a message whose tensors were refused.
 enum Refusal {
     Reply(Message),
-    Request { id: RequestId, op: Op, refs: Vec<RefId>, error: Error },
+    Request {
+        id: RequestId,
+        op: Op,
+        refs: Vec<RefId>,
+        error: Error,
+    },
 }
 
 impl From<&Settings> for crate::transport::Settings {
@@ -804,7 +985,10 @@ pub(crate) struct Limit {
 
 impl Limit {
     pub(crate) fn from_now(time: Duration) -> Self {
-        Limit { from: Instant::now(), time }
+        Limit {
+            from: Instant::now(),
+            time,
+        }
     }
 
     /// `None` if it is further away than time goes.

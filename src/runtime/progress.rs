@@ -53,7 +53,11 @@ pub(super) struct Progress {
 
 impl Progress {
     fn take(&self) -> bool {
-        !self.taken.load(Ordering::Relaxed) && self.taken.compare_exchange(false, true, Ordering::SeqCst, Ordering::Relaxed).is_ok()
+        !self.taken.load(Ordering::Relaxed)
+            && self
+                .taken
+                .compare_exchange(false, true, Ordering::SeqCst, Ordering::Relaxed)
+                .is_ok()
     }
 
     fn is_vacant(&self) -> bool {
@@ -86,7 +90,8 @@ impl Runtime {
 
     /// The service thread's whole life.
     pub(super) fn serve_forever(self: &Arc<Self>) -> Result<()> {
-        self.turn(&|| self.is_stopped(), Permission::Everything, None, Rest::Vacant).map(drop)
+        self.turn(&|| self.is_stopped(), Permission::Everything, None, Rest::Vacant)
+            .map(drop)
     }
 
     fn turn(self: &Arc<Self>, done: &dyn Fn() -> bool, permission: Permission, deadline: Option<Instant>, rest: Rest) -> Result<bool> {
@@ -101,7 +106,11 @@ impl Runtime {
             if deadline.is_some_and(|d| now >= d) {
                 break Ok(false);
             }
-            let tick = if self.one_node && quiet_since.is_some_and(|since| now - since > QUIET) { tick * 4 } else { tick };
+            let tick = if self.one_node && quiet_since.is_some_and(|since| now - since > QUIET) {
+                tick * 4
+            } else {
+                tick
+            };
             let limit = deadline.map_or(tick, |d| tick.min(d - now));
             if !leading {
                 leading = self.progress.take();

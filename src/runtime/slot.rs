@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Thread;
 use std::time::Instant;
 
+use crate::Result;
 use crate::protocol::Status;
 use crate::wire::Delivered;
-use crate::Result;
 
 /// What a request came to.
 pub(crate) type Reply = Result<Delivered>;

@@ -80,7 +80,10 @@ struct Current<T: 'static> {
 
 impl<T> Current<T> {
     fn set(place: &'static LocalKey<RefCell<Option<T>>>, inner: T) -> Self {
-        Current { place, outer: place.replace(Some(inner)) }
+        Current {
+            place,
+            outer: place.replace(Some(inner)),
+        }
     }
 
     fn take(self) -> Option<T> {
@@ -97,7 +100,13 @@ impl<T> Drop for Current<T> {
 
 /// Encodes with `write`. With `record`, tensors that require a gradient become slots.
 pub(crate) fn encode(record: bool, write: impl FnOnce(&mut Vec<u8>) -> Result<()>) -> Result<Encoded> {
-    let current = Current::set(&ENCODER, Encoder { record, ..Encoder::default() });
+    let current = Current::set(
+        &ENCODER,
+        Encoder {
+            record,
+            ..Encoder::default()
+        },
+    );
     let mut bytes = Vec::new();
     write(&mut bytes)?;
     let mut encoded = current.take().unwrap_or_default().encoded;
@@ -123,7 +132,10 @@ pub(crate) struct Delivered {
 
 impl std::fmt::Debug for Delivered {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Delivered").field("payload", &self.payload).field("crossing", &self.crossing).finish_non_exhaustive()
+        f.debug_struct("Delivered")
+            .field("payload", &self.payload)
+            .field("crossing", &self.crossing)
+            .finish_non_exhaustive()
     }
 }
 
@@ -138,13 +150,22 @@ impl Delivered {
             _ => None,
         };
         let bytes = self.payload.bytes;
-        let decoder = Decoder { segments: self.payload.segments, slots: self.payload.slots, node, handles: self.handles };
+        let decoder = Decoder {
+            segments: self.payload.segments,
+            slots: self.payload.slots,
+            node,
+            handles: self.handles,
+        };
         let current = Current::set(&DECODER, decoder);
         let value = postcard::take_from_bytes::<T>(&bytes);
         drop(current);
         match value {
             Ok((value, [])) => Ok(value),
-            Ok((_, rest)) => Err(decode_error(format!("{} bytes left over after `{}`", rest.len(), std::any::type_name::<T>()))),
+            Ok((_, rest)) => Err(decode_error(format!(
+                "{} bytes left over after `{}`",
+                rest.len(),
+                std::any::type_name::<T>()
+            ))),
             Err(e) => Err(decode_error(format!("`{}`: {e}", std::any::type_name::<T>()))),
         }
     }
@@ -202,5 +223,9 @@ pub(crate) fn decode_error(what: String) -> Error {
 }
 
 fn refused(what: &str, error: postcard::Error) -> Error {
-    ErrorKind::Argument { op: "encode".into(), what: format!("{what} can't be encoded: {error}; tensors and references only travel in calls") }.into()
+    ErrorKind::Argument {
+        op: "encode".into(),
+        what: format!("{what} can't be encoded: {error}; tensors and references only travel in calls"),
+    }
+    .into()
 }

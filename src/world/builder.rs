@@ -32,7 +32,9 @@ pub struct Builder<'c> {
 
 impl std::fmt::Debug for Builder<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Builder").field("guest", &self.host.is_some()).finish_non_exhaustive()
+        f.debug_struct("Builder")
+            .field("guest", &self.host.is_some())
+            .finish_non_exhaustive()
     }
 }
 
@@ -115,7 +117,10 @@ impl<'c> Builder<'c> {
         let settings = settings?;
         logging::set_rank(transport.rank());
         if settings.blas_threads > 0 && !mpi::set_blas_threads(settings.blas_threads) {
-            log::debug!("rank {}: this BLAS doesn't take a number of threads; set OPENBLAS_NUM_THREADS or its like", transport.rank());
+            log::debug!(
+                "rank {}: this BLAS doesn't take a number of threads; set OPENBLAS_NUM_THREADS or its like",
+                transport.rank()
+            );
         }
         let world = assemble(Box::new(transport), settings, self.states)?;
         if self.panic_hook.unwrap_or(!guest) {
@@ -164,7 +169,11 @@ fn same_program(transport: &dyn Transport) -> Result<()> {
                     (x, y) => break format!("`{}` on rank 0, `{}` there", x.unwrap_or("nothing"), y.unwrap_or("nothing")),
                 }
             };
-            return Err(ErrorKind::Mismatch { rank: rank as u32, difference }.into());
+            return Err(ErrorKind::Mismatch {
+                rank: rank as u32,
+                difference,
+            }
+            .into());
         }
     }
     Ok(())
@@ -172,5 +181,7 @@ fn same_program(transport: &dyn Transport) -> Result<()> {
 
 /// FNV-1a, 64 bits.
 fn fnv(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }

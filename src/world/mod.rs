@@ -60,7 +60,16 @@ impl World {
     }
 
     pub(crate) fn of(runtime: Arc<Runtime>) -> World {
-        World { caller: Caller { runtime, recorder: None, window: Windowed::Block, limit: None }, finished: false, lead_failed: OnceLock::new() }
+        World {
+            caller: Caller {
+                runtime,
+                recorder: None,
+                window: Windowed::Block,
+                limit: None,
+            },
+            finished: false,
+            lead_failed: OnceLock::new(),
+        }
     }
 
     fn runtime(&self) -> &Arc<Runtime> {
@@ -178,8 +187,13 @@ impl World {
     /// # Errors
     /// As [`Calls::call`].
     pub fn traffic(&self) -> Result<Vec<(u64, u64)>> {
-        let futures: Vec<_> = (0..self.size()).map(|rank| self.call_async(rank, rank_counters, ())).collect::<Result<_>>()?;
-        futures.into_iter().map(|f| f.wait().map(|c: Counters| (c.messages, c.bytes))).collect()
+        let futures: Vec<_> = (0..self.size())
+            .map(|rank| self.call_async(rank, rank_counters, ()))
+            .collect::<Result<_>>()?;
+        futures
+            .into_iter()
+            .map(|f| f.wait().map(|c: Counters| (c.messages, c.bytes)))
+            .collect()
     }
 
     /// The end. Collective; blocks until all ranks have come and nothing is on the way: calls issued from callbacks are waited for. Then our threads end, and

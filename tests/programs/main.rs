@@ -41,7 +41,10 @@ impl Programs {
         let profile = this.parent().and_then(Path::parent).ok_or("no target folder")?;
         let scratch = profile.join("programs-scratch");
         std::fs::create_dir_all(&scratch).map_err(|e| e.to_string())?;
-        Ok(Programs { examples: profile.join("examples"), scratch })
+        Ok(Programs {
+            examples: profile.join("examples"),
+            scratch,
+        })
     }
 
     /// Runs one on so many ranks; 0 is without a launcher.
@@ -97,7 +100,13 @@ fn ops(programs: &Programs) -> Result<(), String> {
     for ranks in 1..=3 {
         let file = programs.scratch("ops.json");
         let out = programs.succeed(ranks, "ops", &["tests/golden/ops.jsonl", "--out", &file])?;
-        require(out.trim_end().lines().last().is_some_and(|l| l.starts_with("196 passed, 0 failed, worst relative error")), &out)?;
+        require(
+            out.trim_end()
+                .lines()
+                .last()
+                .is_some_and(|l| l.starts_with("196 passed, 0 failed, worst relative error")),
+            &out,
+        )?;
         let written = read_json(&file)?;
         require(written["ranks"] == ranks, "ranks")?;
         let cases = written["cases"].as_array().ok_or("no cases")?;
@@ -116,7 +125,18 @@ fn digits_cases(programs: &Programs) -> Result<(), String> {
         let mut histories = Vec::new();
         for ranks in [1, 2, 3, 4, 7] {
             let file = programs.scratch("digits.json");
-            let out = programs.succeed(ranks, "digits", &["--case", "tests/golden/digits_mlp.json", "--index", &index.to_string(), "--out", &file])?;
+            let out = programs.succeed(
+                ranks,
+                "digits",
+                &[
+                    "--case",
+                    "tests/golden/digits_mlp.json",
+                    "--index",
+                    &index.to_string(),
+                    "--out",
+                    &file,
+                ],
+            )?;
             let line = json(out.trim())?;
             require(line["case"] == index && line["ranks"] == ranks, &out)?;
             require(line["max_loss_error"].as_f64().is_some_and(|e| e <= 1e-9), &out)?;
@@ -126,7 +146,10 @@ fn digits_cases(programs: &Programs) -> Result<(), String> {
             require(written["messages"].as_array().is_some_and(|m| m.len() == ranks), "messages")?;
             histories.push(written["history"].to_string());
         }
-        require(histories.iter().all(|h| *h == histories[0]), "the same losses to the bit on any number of ranks")?;
+        require(
+            histories.iter().all(|h| *h == histories[0]),
+            "the same losses to the bit on any number of ranks",
+        )?;
     }
     Ok(())
 }

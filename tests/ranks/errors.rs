@@ -252,7 +252,11 @@ fn owners(world: &World) -> Result<()> {
     }
     // A creation that panics.
     let bursting = world.remote(to, burst, ())?;
-    says!(bursting.fetch().unwrap_err(), ErrorKind::Creation { .. }, ["bursts", "never created"]);
+    says!(
+        bursting.fetch().unwrap_err(),
+        ErrorKind::Creation { .. },
+        ["bursts", "never created"]
+    );
     drop(bursting);
     // Outside of a call.
     let (x, r) = (Tensor::scalar(1.0), world.remote(to, number, (1.0,))?);
