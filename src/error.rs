@@ -204,7 +204,7 @@ pub enum ErrorKind {
     /// An option outside of its bound.
     #[error("{optimizer}: option `{option}` = {value} must be {bound}")]
     OptionValue {
-        /// The optimizer.
+        /// The optimizer, or the schedule.
         optimizer: String,
         /// The option.
         option: String,
@@ -216,7 +216,7 @@ pub enum ErrorKind {
     /// An option that the optimizer doesn't have.
     #[error("{optimizer}: no option `{option}`; it has {known}")]
     UnknownOption {
-        /// The optimizer.
+        /// The optimizer, or the schedule.
         optimizer: String,
         /// The option.
         option: String,

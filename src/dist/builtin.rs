@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Counters;
+use super::changes::ChangedOptions;
 use super::optimizer::OwnerReport;
 use super::tables::{OwnerOptimizer, Tables};
 use crate::optim::{Optimizer, OptimizerSpec};
@@ -121,13 +122,13 @@ crate::remote! {
             tensors.push(parameter(scope, &format!("{}: parameter {place}", spec.name()), rref)?);
         }
         let optimizer = Optimizer::new(spec, tensors.clone())?;
-        let owner = OwnerOptimizer { optimizer: optimizer.into(), places, parameters: tensors };
+        let owner = OwnerOptimizer { optimizer: optimizer.into(), places, parameters: tensors, changes: Default::default() };
         Tables::of(&scope.caller().runtime)?.insert_optimizer(id, owner);
         Ok(())
     }
 
-    /// Applies the gradients of a context.
-    pub(super) fn step_optimizer(scope: &Scope, id: OptimizerId, context: ContextId) -> Result<OwnerReport> {
+    /// Changes options, if they came along, and applies the gradients of a context.
+    pub(super) fn step_optimizer(scope: &Scope, id: OptimizerId, context: ContextId, changed: Option<ChangedOptions>) -> Result<OwnerReport> {
         use std::sync::atomic::Ordering;
         let start = std::time::Instant::now();
         let tables = Tables::of(&scope.caller().runtime)?;
@@ -136,6 +137,9 @@ crate::remote! {
         let owner = tables.optimizer(id).ok_or_else(missing)?;
         let recording = tables.known_recording(context);
         let mut optimizer = lock(&owner.optimizer);
+        if let Some(changed) = changed {
+            changed.make(&mut optimizer, &owner.changes)?;
+        }
         let parameters = optimizer.step(&mut |i| {
             let leaf = owner.parameters.get(i)?.leaf()?;
             recording.as_ref()?.gradient(leaf.id())

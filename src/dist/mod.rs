@@ -1,6 +1,7 @@
 //! Training over ranks: contexts, backward, optimizers.
 
 mod builtin;
+mod changes;
 mod context;
 mod counters;
 mod executor;

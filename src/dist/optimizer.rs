@@ -3,11 +3,16 @@
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, HashMap};
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use super::builtin::{drop_optimizer, make_optimizer, step_optimizer};
+use super::changes::Changes;
 use super::context::Context;
 use super::tables::Tables;
+use crate::optim::schedule::Adjust;
 use crate::optim::{OptimizerSpec, ParameterReport};
 use crate::protocol::{Gate, OptimizerId};
 use crate::rpc::{Caller, Calls, Issue, Manner, Remote};
@@ -81,6 +86,9 @@ pub struct DistributedOptimizer {
     id: OptimizerId,
     spec: OptimizerSpec,
     owners: Vec<u32>,
+    changes: Changes,
+    /// For each owner, the last change of options that it is known to have made.
+    made: Vec<AtomicU64>,
     _parameters: Vec<RRef<Tensor>>,
 }
 
@@ -128,8 +136,10 @@ impl DistributedOptimizer {
         let optimizer = DistributedOptimizer {
             caller,
             id,
-            owners: owners.keys().copied().collect(),
             spec: spec.clone(),
+            owners: owners.keys().copied().collect(),
+            changes: Changes::default(),
+            made: owners.keys().map(|_| AtomicU64::new(0)).collect(),
             _parameters: parameters,
         };
         let futures: Vec<_> = owners
@@ -149,7 +159,7 @@ impl DistributedOptimizer {
         Ok(optimizer)
     }
 
-    /// The rule and its options. Local.
+    /// The rule and its options, as the next step applies them. Local.
     pub fn spec(&self) -> &OptimizerSpec {
         &self.spec
     }
@@ -159,7 +169,36 @@ impl DistributedOptimizer {
         &self.owners
     }
 
-    /// Applies the gradients of a context on all owners, all at once. Targeted; blocks until all have answered.
+    /// Changes the learning rate on all owners. As [`set_options`](Self::set_options).
+    ///
+    /// # Errors
+    /// As [`set_options`](Self::set_options).
+    pub fn set_lr(&mut self, lr: f64) -> Result<()> {
+        self.set_option("lr", lr)
+    }
+
+    /// Changes an option on all owners. As [`set_options`](Self::set_options).
+    ///
+    /// # Errors
+    /// As [`set_options`](Self::set_options).
+    pub fn set_option(&mut self, option: &str, value: impl Into<Value>) -> Result<()> {
+        self.set_options(&json!({ option: value.into() }))
+    }
+
+    /// Changes options, by name, on all owners. Local, blocks on nothing: they are checked here, travel with the next [`step`](Self::step) and hold on each
+    /// owner before its update. Options whose bounds depend on each other are changed together.
+    ///
+    /// # Errors
+    /// [`ErrorKind::OptionValue`], [`ErrorKind::UnknownOption`] as [`OptimizerSpec::with_options`]; nothing is changed then.
+    pub fn set_options(&mut self, options: &Value) -> Result<()> {
+        self.spec = self.spec.with_options(options)?;
+        if let Value::Object(options) = options {
+            self.changes.note(options);
+        }
+        Ok(())
+    }
+
+    /// Applies the gradients of a context on all owners, all at once, with the options as they are now. Targeted; blocks until all have answered.
     ///
     /// # Errors
     /// - [`ErrorKind::BackwardInFlight`], [`ErrorKind::ContextReleased`], before anything is sent.
@@ -176,22 +215,25 @@ impl DistributedOptimizer {
         let calls: Vec<_> = self
             .owners
             .iter()
-            .map(|&owner| {
-                (
-                    owner,
-                    self.ask(owner, step_optimizer(), gate, |bytes| {
-                        crate::wire::write(&(self.id, context.id()), bytes)
-                    }),
-                )
+            .zip(&self.made)
+            .map(|(&owner, made)| {
+                let changed = self.changes.after(made.load(Ordering::Relaxed));
+                let call = self.ask(owner, step_optimizer(), gate, |bytes| {
+                    crate::wire::write(&(self.id, context.id(), changed), bytes)
+                });
+                (owner, made, call)
             })
             .collect();
         let results = calls
             .into_iter()
-            .map(|(owner, call)| {
+            .map(|(owner, made, call)| {
                 let report = call.and_then(|call| {
                     let reply = call.wait()?;
                     call.decode(reply)
                 });
+                if report.is_ok() {
+                    made.store(self.changes.last(), Ordering::Relaxed);
+                }
                 (owner, report)
             })
             .collect();
@@ -247,6 +289,24 @@ impl DistributedOptimizer {
             updated,
         }
         .into())
+    }
+}
+
+/// One group, on all owners. [`adjust`](Adjust::adjust) is [`set_options`](DistributedOptimizer::set_options).
+impl Adjust for DistributedOptimizer {
+    fn specs(&self) -> &[OptimizerSpec] {
+        std::slice::from_ref(&self.spec)
+    }
+
+    fn adjust(&mut self, group: usize, options: &Value) -> Result<()> {
+        if group > 0 {
+            return Err(ErrorKind::Argument {
+                op: "adjust".into(),
+                what: format!("no group {group}; there is 1"),
+            }
+            .into());
+        }
+        self.set_options(options)
     }
 }
 

@@ -17,6 +17,8 @@ pub(crate) struct OwnerOptimizer {
     pub optimizer: Mutex<Optimizer>,
     pub places: Vec<u32>,
     pub parameters: Vec<Tensor>,
+    /// The last change of options that it has made; read and set under the lock of `optimizer`.
+    pub changes: AtomicU64,
 }
 
 /// Tables of one rank.

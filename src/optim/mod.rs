@@ -2,7 +2,7 @@
 //!
 //! Everything here is local: no MPI, no graph. A rule ([`Rule`]) is its options and one step for one parameter; the rules
 //! of `torch.optim` are here under their names ([`names`] lists them). An [`OptimizerSpec`] is a rule with options, to
-//! be named, checked, compared and sent. An [`Optimizer`] applies it to parameters of this rank.
+//! be named, checked, compared and sent. An [`Optimizer`] applies it to parameters of this rank. [`schedule`]s move learning rates.
 //!
 //! The arithmetic is one contract: a fixed order of operations, no fused multiply-add, coefficients computed once a step
 //! in `f64` without the platform's libm. Results repeat to the bit on every instruction set and number of threads, except
@@ -15,6 +15,7 @@ mod optimizer;
 pub mod options;
 mod rule;
 mod rules;
+pub mod schedule;
 mod spec;
 mod state;
 mod table;

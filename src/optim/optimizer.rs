@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ndarray::{ArcArray, IxDyn};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::erased::{ErasedRule, Taken};
 use super::{Float, Form, OptimizerSpec, ParameterState, Rows, StateView};
@@ -165,19 +165,29 @@ impl Optimizer {
     /// Changes one option of one group, or of all groups. It holds from the next update on.
     ///
     /// # Errors
-    /// As [`OptimizerSpec::with_options`], and [`ErrorKind::Argument`] if there is no such group; nothing is changed then.
+    /// As [`Optimizer::set_options`].
     pub fn set_option(&mut self, group: Option<usize>, option: &str, value: &Value) -> Result<()> {
+        self.set_options(group, &json!({ option: value }))
+    }
+
+    /// Changes options, by name, of one group or of all groups. They hold from the next update on.
+    ///
+    /// # Errors
+    /// As [`OptimizerSpec::with_options`], and [`ErrorKind::Argument`] if there is no such group; nothing is changed then.
+    pub fn set_options(&mut self, group: Option<usize>, options: &Value) -> Result<()> {
         let places = match group {
             Some(group) if group >= self.groups.len() => {
-                return Err(argument("set_option", format!("no group {group}; there are {}", self.groups.len())));
+                return Err(argument(
+                    "set_options",
+                    format!("no group {group}; there are {}", self.groups.len()),
+                ));
             }
             Some(group) => group..group + 1,
             None => 0..self.groups.len(),
         };
-        let options = Value::Object([(option.to_owned(), value.clone())].into_iter().collect());
         let changed = self.groups[places.clone()]
             .iter()
-            .map(|spec| spec.with_options(&options))
+            .map(|spec| spec.with_options(options))
             .collect::<Result<Vec<_>>>()?;
         for (place, spec) in places.clone().zip(changed) {
             self.groups[place] = spec;
