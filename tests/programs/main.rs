@@ -13,6 +13,9 @@ type Check = fn(&Programs) -> Result<(), String>;
 const CHECKS: &[(&str, Check)] = &[
     ("readme::runs_as_printed", readme),
     ("ops::every_case_here_and_on_another_rank", ops),
+    ("replay::optimizers_agree_with_torch_on_any_number_of_ranks", replay_optimizers),
+    ("replay::bad_options_are_refused", replay_refused),
+    ("replay::schedules_agree_with_torch", replay_schedules),
     ("digits::cases_have_torchs_losses_on_any_number_of_ranks", digits_cases),
     ("digits::a_case_that_differs_fails", digits_differs),
     ("digits::trains_and_draws_its_curves", digits_trains),
@@ -118,6 +121,42 @@ fn ops(programs: &Programs) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+fn replay_optimizers(programs: &Programs) -> Result<(), String> {
+    let cases = lines("tests/golden/optimizers.jsonl")?;
+    for ranks in 1..=3 {
+        let file = programs.scratch("replay.json");
+        let out = programs.succeed(ranks, "replay", &["tests/golden/optimizers.jsonl", "--out", &file])?;
+        let expected = format!("{cases} passed, 0 failed, worst relative error");
+        require(out.trim_end().lines().last().is_some_and(|l| l.starts_with(&expected)), &out)?;
+        let written = read_json(&file)?;
+        for case in written["cases"].as_array().ok_or("no cases")? {
+            let owners = case["owners"].as_array().ok_or("owners")?;
+            require(ranks == 1 || owners.iter().all(|o| *o != 0), "rank 0 owns no parameter")?;
+        }
+    }
+    Ok(())
+}
+
+fn replay_refused(programs: &Programs) -> Result<(), String> {
+    let cases = lines("tests/golden/refused.jsonl")?;
+    let out = programs.succeed(2, "replay", &["--refused", "tests/golden/refused.jsonl"])?;
+    require(out.contains(&format!("{cases} passed, 0 failed")), &out)
+}
+
+fn replay_schedules(programs: &Programs) -> Result<(), String> {
+    let cases = lines("tests/golden/schedules.jsonl")?;
+    for ranks in 1..=2 {
+        let out = programs.succeed(ranks, "replay", &["--schedules", "tests/golden/schedules.jsonl"])?;
+        require(out.contains(&format!("{cases} passed, 0 failed")), &out)?;
+    }
+    Ok(())
+}
+
+fn lines(path: &str) -> Result<usize, String> {
+    let text = std::fs::read_to_string(path).map_err(|e| format!("{path}: {e}"))?;
+    Ok(text.lines().filter(|line| !line.trim().is_empty()).count())
 }
 
 fn digits_cases(programs: &Programs) -> Result<(), String> {
