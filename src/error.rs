@@ -29,7 +29,10 @@ impl Error {
 
     /// An error of the host program or of a user's function, by its text.
     pub fn user(message: impl std::fmt::Display) -> Self {
-        ErrorKind::User { message: message.to_string() }.into()
+        ErrorKind::User {
+            message: message.to_string(),
+        }
+        .into()
     }
 }
 
@@ -171,7 +174,9 @@ pub enum ErrorKind {
         context: String,
     },
     /// In `Fast` mode, recorded calls whose results don't take part in the loss.
-    #[error("backward (fast mode): the results of these recorded calls take no part in the roots: {calls:?}; use `Mode::Exact`, or don't record them")]
+    #[error(
+        "backward (fast mode): the results of these recorded calls take no part in the roots: {calls:?}; use `Mode::Exact`, or don't record them"
+    )]
     UnreachedCalls {
         /// The calls, by function and rank.
         calls: Vec<String>,
@@ -323,7 +328,9 @@ pub enum ErrorKind {
         size: u32,
     },
     /// No answer in time.
-    #[error("{operation}: no answer from rank {rank} within {seconds} s ({status}); raise the limit with `timeout` or RANKGRAD_TIMEOUT, or look at that rank")]
+    #[error(
+        "{operation}: no answer from rank {rank} within {seconds} s ({status}); raise the limit with `timeout` or RANKGRAD_TIMEOUT, or look at that rank"
+    )]
     Timeout {
         /// What was asked for.
         operation: String,
@@ -383,7 +390,9 @@ pub enum ErrorKind {
         function: String,
     },
     /// `try_call` met a full window.
-    #[error("{operation}: the window to rank {rank} is full ({requests} requests, {bytes} bytes outstanding); wait for an answer, or raise RANKGRAD_WINDOW_REQUESTS or RANKGRAD_WINDOW_BYTES")]
+    #[error(
+        "{operation}: the window to rank {rank} is full ({requests} requests, {bytes} bytes outstanding); wait for an answer, or raise RANKGRAD_WINDOW_REQUESTS or RANKGRAD_WINDOW_BYTES"
+    )]
     WindowFull {
         /// What was asked for.
         operation: String,
@@ -395,7 +404,9 @@ pub enum ErrorKind {
         bytes: usize,
     },
     /// A message that its receiver won't take.
-    #[error("{operation}: a message of {bytes} bytes from rank {from} is over the receiver's limit of {limit}; raise RANKGRAD_MESSAGE_LIMIT")]
+    #[error(
+        "{operation}: a message of {bytes} bytes from rank {from} is over the receiver's limit of {limit}; raise RANKGRAD_MESSAGE_LIMIT"
+    )]
     TooLarge {
         /// What it was part of.
         operation: String,

@@ -18,7 +18,11 @@ fn operations_agree_with_torch() {
     };
     rankgrad::local::run(2, |world| {
         world.lead(|world| {
-            let failures: Vec<String> = text.lines().filter_map(|line| check(line, world).err()).map(|e| e.to_string()).collect();
+            let failures: Vec<String> = text
+                .lines()
+                .filter_map(|line| check(line, world).err())
+                .map(|e| e.to_string())
+                .collect();
             assert!(failures.is_empty(), "{}", failures.join("\n"));
             Ok(())
         })

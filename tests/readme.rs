@@ -4,5 +4,8 @@
 fn the_readme_prints_the_example() {
     let program = include_str!("../examples/readme.rs");
     let program = &program[program.find("use rankgrad").expect("a use line")..];
-    assert!(include_str!("../README.md").contains(program), "README.md and examples/readme.rs differ");
+    assert!(
+        include_str!("../README.md").contains(program),
+        "README.md and examples/readme.rs differ"
+    );
 }

@@ -88,7 +88,10 @@ fn run(world: &World, options: &Options) -> Result<()> {
         None => {
             println!("\n{}\n", report::confusion(&train::confusion(&network, &digits.test)?));
             let (accuracy, rows) = (100.0 * last(&run)?.test_accuracy, digits.test.len());
-            println!("{accuracy:.1} % of {rows} test digits told right, after {seconds:.1} s of training on {} rank(s)", run.ranks);
+            println!(
+                "{accuracy:.1} % of {rows} test digits told right, after {seconds:.1} s of training on {} rank(s)",
+                run.ranks
+            );
             let [svg, png] = curves::draw(&run.history, &options.curves).map_err(|e| Error::user(format!("curves: {e}")))?;
             println!("curves of loss and accuracy: {} and {}", svg.display(), png.display());
             Ok(())

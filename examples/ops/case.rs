@@ -97,25 +97,30 @@ pub fn run_remote(case: &Case, world: &World, rank: u32) -> Result<Outcome> {
     if let Some(root) = case.root(&output)? {
         ctx.backward(&[root])?;
     }
-    let gradient = |input: &Tensor| if input.leaf().is_some() { ctx.local_gradient(input) } else { Ok(None) };
+    let gradient = |input: &Tensor| {
+        if input.leaf().is_some() {
+            ctx.local_gradient(input)
+        } else {
+            Ok(None)
+        }
+    };
     outcome(&output, inputs.iter().map(gradient).collect::<Result<_>>()?)
 }
 
 impl Case {
     /// The inputs; floats are leaves.
     fn leaves(&self) -> Result<Vec<Tensor>> {
-        self
-        .inputs
-        .iter()
-        .map(|input| {
-            let tensor = input.tensor()?;
-            if tensor.dtype().is_float() {
-                tensor.with_grad()
-            } else {
-                Ok(tensor)
-            }
-        })
-        .collect()
+        self.inputs
+            .iter()
+            .map(|input| {
+                let tensor = input.tensor()?;
+                if tensor.dtype().is_float() {
+                    tensor.with_grad()
+                } else {
+                    Ok(tensor)
+                }
+            })
+            .collect()
     }
 
     /// What to go back from, if the output has a gradient.
@@ -128,7 +133,10 @@ impl Case {
 }
 
 fn outcome(output: &Tensor, grads: Vec<Option<Gradient>>) -> Result<Outcome> {
-    let grads: Vec<Option<Data>> = grads.into_iter().map(|grad| grad.map(|g| g.to_dense()).transpose()).collect::<Result<_>>()?;
+    let grads: Vec<Option<Data>> = grads
+        .into_iter()
+        .map(|grad| grad.map(|g| g.to_dense()).transpose())
+        .collect::<Result<_>>()?;
     Ok(Outcome {
         output_kind: (output.dtype(), output.shape()),
         grad_kinds: grads

@@ -44,7 +44,8 @@ pub struct Settings {
     pub progress: Progress,
     /// How long a waiting thread spins before it sleeps, in microseconds (`RANKGRAD_SPIN_US`).
     pub spin_us: f64,
-    /// Longest sleep of the service thread while it listens, in milliseconds (`RANKGRAD_TICK_MS`).
+    /// Longest sleep of the service thread while it listens, in milliseconds (`RANKGRAD_TICK_MS`); four times that on a single node after a second without
+    /// messages.
     pub tick_ms: f64,
     /// How long a waiter hears nothing of its request before it gives up, in seconds; 0 for no limit (`RANKGRAD_TIMEOUT`).
     pub timeout_s: f64,
@@ -172,7 +173,7 @@ impl Settings {
         Duration::from_secs_f64(self.spin_us * 1e-6)
     }
 
-    /// Longest sleep of the service thread while it listens.
+    /// Longest sleep of the service thread while it listens and messages come.
     pub fn tick(&self) -> Duration {
         Duration::from_secs_f64(self.tick_ms * 1e-3)
     }

@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::Counters;
 use super::changes::ChangedOptions;
 use super::optimizer::OwnerReport;
 use super::tables::{OwnerOptimizer, Tables};
-use super::Counters;
 use crate::optim::{Optimizer, OptimizerSpec};
 use crate::protocol::{ContextId, OptimizerId};
 use crate::rpc::{Calls, Scope, stored};
@@ -46,8 +46,16 @@ impl SentGradient {
 fn parameter(scope: &Scope, what: &str, rref: &RRef<Tensor>) -> Result<Tensor> {
     let tensor = rref.local(scope)?;
     if tensor.leaf().is_none() {
-        let why = if tensor.requires_grad() { "it was computed" } else { "it requires no gradient" };
-        return Err(ErrorKind::NotALeaf { what: what.into(), why: why.into() }.into());
+        let why = if tensor.requires_grad() {
+            "it was computed"
+        } else {
+            "it requires no gradient"
+        };
+        return Err(ErrorKind::NotALeaf {
+            what: what.into(),
+            why: why.into(),
+        }
+        .into());
     }
     Ok(tensor)
 }
@@ -102,7 +110,7 @@ crate::remote! {
             return Err(ErrorKind::DType { op: op(), expected: tensor.dtype().to_string(), found: gradient.dtype().to_string() }.into());
         }
         match tensor.leaf() {
-            Some(leaf) => Tables::of(&scope.caller().runtime)?.recording(context).accumulate(leaf.clone(), gradient),
+            Some(leaf) => Tables::of(&scope.caller().runtime)?.recording(&scope.caller().runtime, context).accumulate(leaf.clone(), gradient),
             None => Ok(()),
         }
     }

@@ -22,7 +22,9 @@ impl ChangedOptions {
     /// Changes the options of an owner's optimizer, unless it has them already.
     pub(super) fn make(&self, optimizer: &mut Optimizer, made: &AtomicU64) -> Result<()> {
         if self.number > made.load(Ordering::Relaxed) {
-            let options: Value = serde_json::from_str(&self.options).map_err(|e| ErrorKind::Decode { what: format!("changed options: {e}") })?;
+            let options: Value = serde_json::from_str(&self.options).map_err(|e| ErrorKind::Decode {
+                what: format!("changed options: {e}"),
+            })?;
             optimizer.set_options(None, &options)?;
             made.store(self.number, Ordering::Relaxed);
         }
@@ -56,7 +58,10 @@ impl Changes {
     pub(super) fn after(&self, number: u64) -> Option<ChangedOptions> {
         let newer = self.options.iter().filter(|(.., changed)| *changed > number);
         let options: Map<_, _> = newer.map(|(option, value, _)| (option.clone(), value.clone())).collect();
-        (!options.is_empty()).then(|| ChangedOptions { number: self.last, options: Value::Object(options).to_string() })
+        (!options.is_empty()).then(|| ChangedOptions {
+            number: self.last,
+            options: Value::Object(options).to_string(),
+        })
     }
 }
 
@@ -107,12 +112,18 @@ mod tests {
                 optimizer.set_options(&json!({"lr": 0.25, "weight_decay": 1.0}))?;
                 let ctx = world.context()?;
                 ctx.accumulate(&a, Gradient::Dense(of(1.0)?.data()))?;
-                ctx.accumulate(&b, Gradient::Sparse(RowSparse::new(vec![0], Tensor::zeros(DType::F64, [1]).data(), vec![2])?))?;
+                ctx.accumulate(
+                    &b,
+                    Gradient::Sparse(RowSparse::new(vec![0], Tensor::zeros(DType::F64, [1]).data(), vec![2])?),
+                )?;
                 match optimizer.step(&ctx).unwrap_err().kind() {
                     ErrorKind::Owners { failures, updated, .. } => assert_eq!((failures[0].rank, &updated[..]), (2, &[1][..])),
                     other => panic!("{other:?}"),
                 }
-                assert_eq!((a.fetch()?.to_vec::<f64>()?, b.fetch()?.to_vec::<f64>()?), (vec![0.5; 2], vec![1.0; 2]));
+                assert_eq!(
+                    (a.fetch()?.to_vec::<f64>()?, b.fetch()?.to_vec::<f64>()?),
+                    (vec![0.5; 2], vec![1.0; 2])
+                );
 
                 optimizer.set_lr(0.5)?;
                 let ctx = world.context()?;
@@ -120,7 +131,10 @@ mod tests {
                     ctx.accumulate(parameter, Gradient::Dense(of(0.0)?.data()))?;
                 }
                 optimizer.step(&ctx)?;
-                assert_eq!((a.fetch()?.to_vec::<f64>()?, b.fetch()?.to_vec::<f64>()?), (vec![0.25; 2], vec![0.5; 2]));
+                assert_eq!(
+                    (a.fetch()?.to_vec::<f64>()?, b.fetch()?.to_vec::<f64>()?),
+                    (vec![0.25; 2], vec![0.5; 2])
+                );
                 Ok(())
             })
         })
@@ -129,8 +143,15 @@ mod tests {
 
     #[test]
     fn a_change_that_does_not_decode_is_an_error() {
-        let mut optimizer = Optimizer::new(Sgd::new(0.1), vec![Tensor::zeros(DType::F64, [1]).parameter().expect("a float")]).expect("valid");
-        let bad = ChangedOptions { number: 1, options: "{".into() };
-        assert!(matches!(bad.make(&mut optimizer, &AtomicU64::new(0)).unwrap_err().kind(), ErrorKind::Decode { .. }));
+        let mut optimizer =
+            Optimizer::new(Sgd::new(0.1), vec![Tensor::zeros(DType::F64, [1]).parameter().expect("a float")]).expect("valid");
+        let bad = ChangedOptions {
+            number: 1,
+            options: "{".into(),
+        };
+        assert!(matches!(
+            bad.make(&mut optimizer, &AtomicU64::new(0)).unwrap_err().kind(),
+            ErrorKind::Decode { .. }
+        ));
     }
 }

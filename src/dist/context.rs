@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::builtin::{SentGradient, accumulate_gradient, gradient_of};
+use super::parameters::ParameterCalls;
 use super::tables::Tables;
 use crate::autograd::check_roots;
 use crate::protocol::{ContextId, Gate, Manner, Mode};
 use crate::rpc::{Caller, Calls, Frame, Issue, Manner as Issuing, Recorder, Recording, Remote};
 use crate::rref::RRef;
-use crate::runtime::{Runtime, Waiting, Windowed};
+use crate::runtime::{Limit, Runtime, Waiting, Windowed};
 use crate::tensor::{Gradient, Tensor};
 use crate::{ErrorKind, Result};
 
@@ -49,10 +50,23 @@ impl Context {
         while let Some(oldest) = tables.backlog(BACKLOG) {
             runtime.wait_until(&|| oldest.is_done(), crate::runtime::Permission::Nothing, None)?;
         }
-        let recording = tables.recording(runtime.open_context()?);
-        let recorder = Recorder { recording: Arc::clone(&recording), frame: Frame::new(Vec::new()) };
-        let caller = Caller { runtime: Arc::clone(runtime), recorder: Some(recorder), window: Windowed::Block, limit: None };
-        Ok(Context { caller, recording, backwards: AtomicU32::new(0), released: AtomicBool::new(false) })
+        let recording = tables.recording(runtime, runtime.open_context()?);
+        let recorder = Recorder {
+            recording: Arc::clone(&recording),
+            frame: Frame::new(Vec::new()),
+        };
+        let caller = Caller {
+            runtime: Arc::clone(runtime),
+            recorder: Some(recorder),
+            window: Windowed::Block,
+            limit: None,
+        };
+        Ok(Context {
+            caller,
+            recording,
+            backwards: AtomicU32::new(0),
+            released: AtomicBool::new(false),
+        })
     }
 
     fn runtime(&self) -> &Arc<Runtime> {
@@ -87,19 +101,21 @@ impl Context {
         let roots: Vec<Tensor> = roots.iter().map(|r| r.borrow().clone()).collect();
         check_roots(&roots)?;
         runtime.check_gradients("backward", self.id())?;
-        self.recording.set_roots(roots);
         let number = self.backwards.fetch_add(1, Ordering::Relaxed) + 1;
-        let manner = Manner { mode: options.mode, retain_graph: options.retain_graph };
-        runtime.backward(self.id(), number, manner, options.timeout)
+        let manner = Manner {
+            mode: options.mode,
+            retain_graph: options.retain_graph,
+        };
+        let set_roots = || self.recording.set_roots(roots);
+        runtime.backward(self.id(), number, manner, options.timeout.map(Limit::from_now), set_roots)
     }
 
-    /// The gradients in this context of leaves of this rank. Local.
+    /// The gradients in this context of leaves of this rank. Local. On other ranks: [`gradients_here`](ParameterCalls::gradients_here).
     ///
     /// # Errors
     /// [`ErrorKind::BackwardInFlight`] while a backward is under way.
     pub fn gradients(&self) -> Result<Vec<(Tensor, Gradient)>> {
-        self.runtime().check_gradients("gradients", self.id())?;
-        Ok(self.recording.gradients().into_iter().map(|(leaf, gradient)| (Tensor::from_leaf(leaf), gradient)).collect())
+        self.gradients_here(self.id())
     }
 
     /// The gradient in this context of a leaf of this rank; none if nothing reached it. Local.
@@ -110,7 +126,11 @@ impl Context {
         self.runtime().check_gradients("gradient", self.id())?;
         match leaf.leaf() {
             Some(leaf) => Ok(self.recording.gradient(leaf.id())),
-            None => Err(ErrorKind::NotALeaf { what: "gradient".into(), why: "only leaves gather gradients".into() }.into()),
+            None => Err(ErrorKind::NotALeaf {
+                what: "gradient".into(),
+                why: "only leaves gather gradients".into(),
+            }
+            .into()),
         }
     }
 
@@ -140,11 +160,27 @@ impl Context {
         })
     }
 
-    fn gated<A, R: serde::de::DeserializeOwned>(&self, to: u32, f: Remote<A, R>, write: impl FnOnce(&mut Vec<u8>) -> Result<()>) -> Result<R> {
-        let gate = Gate { queued: false, gradients_of: Some(self.id()) };
-        let issue = Issue { to, function: f.id()?, name: f.name(), create: None, gate, recorded: true, manner: Issuing::Waits };
+    fn gated<A, R: serde::de::DeserializeOwned>(
+        &self,
+        to: u32,
+        f: Remote<A, R>,
+        write: impl FnOnce(&mut Vec<u8>) -> Result<()>,
+    ) -> Result<R> {
+        let gate = Gate {
+            queued: false,
+            gradients_of: Some(self.id()),
+        };
+        let issue = Issue {
+            to,
+            function: f.id()?,
+            name: f.name(),
+            create: None,
+            gate,
+            recorded: true,
+            manner: Issuing::Waits,
+        };
         let call = self.caller.issue(issue, write)?;
-        let reply = call.wait(None)?;
+        let reply = call.wait()?;
         call.decode(reply)
     }
 
@@ -157,7 +193,12 @@ impl Context {
         let runtime = self.runtime();
         runtime.check_alive("release")?;
         let (request, slot) = runtime.release_context(self.id())?;
-        let waiting = Waiting { request, to: self.rank(), operation: "release of a context", limit: self.caller.limit };
+        let waiting = Waiting {
+            request,
+            to: self.rank(),
+            operation: "release of a context",
+            limit: self.caller.limit.map(Limit::from_now),
+        };
         runtime.wait(&slot, &waiting)?.map(drop)
     }
 }

@@ -22,32 +22,57 @@ pub(crate) struct Ranks(pub Arc<Tables>);
 
 impl Ranks {
     fn caller(&self, runtime: &Arc<Runtime>, tag: Option<&Tag>) -> Caller {
-        let recorder = tag.map(|tag| Recorder { recording: self.0.recording(tag.context), frame: Frame::new(tag.path.clone()) });
-        Caller { runtime: Arc::clone(runtime), recorder, window: Windowed::Bypass, limit: None }
+        let recorder = tag.map(|tag| Recorder {
+            recording: self.0.recording(runtime, tag.context),
+            frame: Frame::new(tag.path.clone()),
+        });
+        Caller {
+            runtime: Arc::clone(runtime),
+            recorder,
+            window: Windowed::Bypass,
+            limit: None,
+        }
     }
 
-    fn run(&self, runtime: &Arc<Runtime>, job: Job, main: Option<&mut dyn Any>) -> Result<(Outcome<Value, Payload>, Vec<crate::wire::Handle>)> {
+    fn run(
+        &self,
+        runtime: &Arc<Runtime>,
+        job: Job,
+        main: Option<&mut dyn Any>,
+    ) -> Result<(Outcome<Value, Payload>, Vec<crate::wire::Handle>)> {
         let from = job.from;
         match job.work {
-            Work::Call { function, creates, context, payload, .. } => {
+            Work::Call {
+                function,
+                creates,
+                context,
+                payload,
+                ..
+            } => {
                 let registration = rpc::get(function)?;
                 let caller = self.caller(runtime, context.as_ref());
                 let _frame = caller.recorder.as_ref().map(|r| frame::enter(Arc::clone(&r.frame.path)));
                 let crossing = context.as_ref().and_then(|t| t.crossing);
                 let scope = Scope::new(caller.clone(), from);
-                let arguments = Incoming(Delivered { payload, handles: job.handles, crossing });
-                let value = guarded(runtime.rank(), registration.path(), || registration.run(&scope, arguments, main))?;
-                if creates {
-                    return Ok((Outcome::Value(into_value(value)), Vec::new()));
-                }
-                let (encoded, crossing) = caller.encode_result(&value, from, registration.path(), false)?;
-                Ok(reply(encoded, crossing))
+                let arguments = Incoming(Delivered {
+                    payload,
+                    handles: job.handles,
+                    crossing,
+                });
+                guarded(runtime.rank(), registration.path(), || {
+                    let value = registration.run(&scope, arguments, main)?;
+                    if creates {
+                        return Ok((Outcome::Value(into_value(value)), Vec::new()));
+                    }
+                    let (encoded, crossing) = caller.encode_result(&value, from, registration.path(), false)?;
+                    Ok(reply(encoded, crossing))
+                })
             }
             Work::Encode { value, context } => {
                 let caller = self.caller(runtime, context.as_ref());
                 let _frame = caller.recorder.as_ref().map(|r| frame::enter(Arc::clone(&r.frame.path)));
                 let value = stored(&value).ok_or_else(|| Error::user("a value of an unknown kind"))?;
-                let (encoded, crossing) = caller.encode_result(value, from, "fetch", true)?;
+                let (encoded, crossing) = guarded(runtime.rank(), "fetch", || caller.encode_result(value, from, "fetch", true))?;
                 Ok(reply(encoded, crossing))
             }
         }
@@ -55,7 +80,14 @@ impl Ranks {
 }
 
 fn reply(encoded: Encoded, crossing: Option<crate::protocol::CrossingId>) -> (Outcome<Value, Payload>, Vec<crate::wire::Handle>) {
-    (Outcome::Reply { payload: encoded.payload, refs: encoded.refs, crossing }, encoded.handles)
+    (
+        Outcome::Reply {
+            payload: encoded.payload,
+            refs: encoded.refs,
+            crossing,
+        },
+        encoded.handles,
+    )
 }
 
 /// Runs user code; a panic in it becomes its caller's error.
@@ -63,7 +95,12 @@ fn guarded<R>(rank: u32, function: &str, f: impl FnOnce() -> Result<R>) -> Resul
     let _caught = runtime::failure::catching();
     catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
         let message = runtime::failure::message(&*panic);
-        Err(ErrorKind::Panic { rank, function: function.into(), message }.into())
+        Err(ErrorKind::Panic {
+            rank,
+            function: function.into(),
+            message,
+        }
+        .into())
     })
 }
 
@@ -71,14 +108,20 @@ impl Executor for Ranks {
     fn execute(&self, runtime: &Arc<Runtime>, job: Job, main: Option<&mut dyn Any>) -> Done {
         match self.run(runtime, job, main) {
             Ok((outcome, handles)) => Done { outcome, handles },
-            Err(error) => Done { outcome: Outcome::Error(error), handles: Vec::new() },
+            Err(error) => Done {
+                outcome: Outcome::Error(error),
+                handles: Vec::new(),
+            },
         }
     }
 
     fn engine(&self, runtime: &Runtime, context: ContextId, retain_graph: bool, inputs: Vec<Input<Payload>>) -> Output<Payload> {
-        let recording = self.0.recording(context);
+        let recording = self.0.recording(runtime, context);
         let worked = guarded(runtime.rank(), "backward", || Ok(recording.work(retain_graph, inputs)));
-        worked.unwrap_or_else(|error| Output { error: Some(error), ..Output::default() })
+        worked.unwrap_or_else(|error| Output {
+            error: Some(error),
+            ..Output::default()
+        })
     }
 
     fn forget(&self, context: ContextId) {

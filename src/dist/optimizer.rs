@@ -100,7 +100,11 @@ impl DistributedOptimizer {
     /// - [`ErrorKind::OptionValue`]: an option out of its bound. [`ErrorKind::NoParameters`]. [`ErrorKind::DuplicateParameter`].
     /// - [`ErrorKind::Owners`] with every owner that failed: [`ErrorKind::NotALeaf`] for tensors that can't be optimized, [`ErrorKind::Timeout`].
     ///   Nothing stays behind on the others.
-    pub fn new<R: Borrow<RRef<Tensor>>>(at: &impl Calls, spec: impl Into<OptimizerSpec>, parameters: impl IntoIterator<Item = R>) -> Result<Self> {
+    pub fn new<R: Borrow<RRef<Tensor>>>(
+        at: &impl Calls,
+        spec: impl Into<OptimizerSpec>,
+        parameters: impl IntoIterator<Item = R>,
+    ) -> Result<Self> {
         let spec = spec.into();
         spec.check()?;
         let parameters: Vec<RRef<Tensor>> = parameters.into_iter().map(|p| p.borrow().clone()).collect();
@@ -112,13 +116,22 @@ impl DistributedOptimizer {
         let mut owners: BTreeMap<u32, (Vec<RRef<Tensor>>, Vec<u32>)> = BTreeMap::new();
         for (place, rref) in parameters.iter().enumerate() {
             if let Some(first) = places.insert(rref.id(), place) {
-                return Err(ErrorKind::DuplicateParameter { optimizer: name(), first, second: place }.into());
+                return Err(ErrorKind::DuplicateParameter {
+                    optimizer: name(),
+                    first,
+                    second: place,
+                }
+                .into());
             }
             let owner = owners.entry(rref.owner()).or_default();
             owner.0.push(rref.clone());
             owner.1.push(place as u32);
         }
-        let caller = Caller { recorder: None, ..at.caller().clone() };
+        let caller = Caller {
+            recorder: None,
+            ..at.caller().clone()
+        };
+        caller.runtime.check_alive(spec.name())?;
         let id = Tables::of(&caller.runtime)?.next_optimizer(caller.rank());
         let optimizer = DistributedOptimizer {
             caller,
@@ -131,9 +144,17 @@ impl DistributedOptimizer {
         };
         let futures: Vec<_> = owners
             .into_iter()
-            .map(|(owner, (rrefs, places))| (owner, optimizer.caller.call_async(owner, make_optimizer, (id, &spec, rrefs, places))))
+            .map(|(owner, (rrefs, places))| {
+                (
+                    owner,
+                    optimizer.caller.call_async(owner, make_optimizer, (id, &spec, rrefs, places)),
+                )
+            })
             .collect();
-        let results = futures.into_iter().map(|(owner, future)| (owner, future.and_then(|f| f.wait()))).collect();
+        let results = futures
+            .into_iter()
+            .map(|(owner, future)| (owner, future.and_then(|f| f.wait())))
+            .collect();
         optimizer.gather(&format!("{}: creation", spec.name()), results)?;
         Ok(optimizer)
     }
@@ -188,16 +209,22 @@ impl DistributedOptimizer {
     /// - [`ErrorKind::Owners`] with every owner that failed, what it said, and which owners did update.
     pub fn step(&self, context: &Context) -> Result<StepReport> {
         let runtime = &self.caller.runtime;
+        runtime.check_alive("step")?;
         runtime.check_context("step", context.id())?;
         runtime.check_gradients("step", context.id())?;
-        let gate = Gate { queued: true, gradients_of: Some(context.id()) };
+        let gate = Gate {
+            queued: true,
+            gradients_of: Some(context.id()),
+        };
         let calls: Vec<_> = self
             .owners
             .iter()
             .zip(&self.made)
             .map(|(&owner, made)| {
                 let changed = self.changes.after(made.load(Ordering::Relaxed));
-                let call = self.ask(owner, step_optimizer(), gate, |bytes| crate::wire::write(&(self.id, context.id(), changed), bytes));
+                let call = self.ask(owner, step_optimizer(), gate, |bytes| {
+                    crate::wire::write(&(self.id, context.id(), changed), bytes)
+                });
                 (owner, made, call)
             })
             .collect();
@@ -205,7 +232,7 @@ impl DistributedOptimizer {
             .into_iter()
             .map(|(owner, made, call)| {
                 let report = call.and_then(|call| {
-                    let reply = call.wait(None)?;
+                    let reply = call.wait()?;
                     call.decode(reply)
                 });
                 if report.is_ok() {
@@ -214,13 +241,29 @@ impl DistributedOptimizer {
                 (owner, report)
             })
             .collect();
-        Ok(StepReport { owners: self.gather(&format!("{}: step", self.spec.name()), results)? })
+        Ok(StepReport {
+            owners: self.gather(&format!("{}: step", self.spec.name()), results)?,
+        })
     }
 
-    fn ask<A, R>(&self, owner: u32, f: Remote<A, R>, gate: Gate, write: impl FnOnce(&mut Vec<u8>) -> Result<()>) -> Result<crate::rpc::Call> {
+    fn ask<A, R>(
+        &self,
+        owner: u32,
+        f: Remote<A, R>,
+        gate: Gate,
+        write: impl FnOnce(&mut Vec<u8>) -> Result<()>,
+    ) -> Result<crate::rpc::Call> {
         // The only owner, if it is this rank, does its part at once.
         let manner = if self.owners.len() == 1 { Manner::Waits } else { Manner::Goes };
-        let issue = Issue { to: owner, function: f.id()?, name: f.name(), create: None, gate, recorded: false, manner };
+        let issue = Issue {
+            to: owner,
+            function: f.id()?,
+            name: f.name(),
+            create: None,
+            gate,
+            recorded: false,
+            manner,
+        };
         self.caller.issue(issue, write)
     }
 
@@ -234,13 +277,22 @@ impl DistributedOptimizer {
                     good.push(value);
                     updated.push(rank);
                 }
-                Err(error) => failures.push(OwnerFailure { rank, error: unwrapped(error) }),
+                Err(error) => failures.push(OwnerFailure {
+                    rank,
+                    error: unwrapped(error),
+                }),
             }
         }
         if failures.is_empty() {
             return Ok(good);
         }
-        Err(ErrorKind::Owners { operation: operation.into(), owners, failures, updated }.into())
+        Err(ErrorKind::Owners {
+            operation: operation.into(),
+            owners,
+            failures,
+            updated,
+        }
+        .into())
     }
 }
 
@@ -252,7 +304,11 @@ impl Adjust for DistributedOptimizer {
 
     fn adjust(&mut self, group: usize, options: &Value) -> Result<()> {
         if group > 0 {
-            return Err(ErrorKind::Argument { op: "adjust".into(), what: format!("no group {group}; there is 1") }.into());
+            return Err(ErrorKind::Argument {
+                op: "adjust".into(),
+                what: format!("no group {group}; there is 1"),
+            }
+            .into());
         }
         self.set_options(options)
     }
@@ -271,10 +327,17 @@ impl Drop for DistributedOptimizer {
         if self.caller.runtime.is_finished() {
             return;
         }
-        let caller = Caller { window: Windowed::Bypass, ..self.caller.clone() };
+        let caller = Caller {
+            window: Windowed::Bypass,
+            ..self.caller.clone()
+        };
         for &owner in &self.owners {
             if let Err(e) = caller.call_async(owner, drop_optimizer, (self.id,)).map(drop) {
-                log::warn!("rank {}: the state of optimizer {} on rank {owner} can't be freed: {e}", caller.rank(), self.id);
+                log::warn!(
+                    "rank {}: the state of optimizer {} on rank {owner} can't be freed: {e}",
+                    caller.rank(),
+                    self.id
+                );
             }
         }
     }

@@ -1,9 +1,11 @@
 //! Parameters on other ranks.
 
 use super::builtin::{assign_tensor, module_parameters, put_tensor};
+use super::tables::Tables;
+use crate::protocol::ContextId;
 use crate::rpc::Calls;
 use crate::rref::RRef;
-use crate::tensor::Tensor;
+use crate::tensor::{Gradient, Tensor};
 use crate::{ErrorKind, Result};
 
 /// Putting tensors on ranks, and setting them. Whatever issues [`Calls`] has these methods.
@@ -16,7 +18,12 @@ pub trait ParameterCalls: Calls {
     fn put(&self, to: u32, tensor: Tensor) -> Result<RRef<Tensor>> {
         if !tensor.dtype().is_float() {
             let (op, expected) = ("put (a parameter)".into(), "f32 or f64".into());
-            return Err(ErrorKind::DType { op, expected, found: tensor.dtype().to_string() }.into());
+            return Err(ErrorKind::DType {
+                op,
+                expected,
+                found: tensor.dtype().to_string(),
+            }
+            .into());
         }
         self.remote(to, put_tensor, (tensor, true))
     }
@@ -35,6 +42,21 @@ pub trait ParameterCalls: Calls {
     /// [`ErrorKind::Argument`] from the owner if its type is no [`Module`](crate::rpc::Module); as [`Calls::call`].
     fn parameters<T>(&self, module: &RRef<T>) -> Result<Vec<RRef<Tensor>>> {
         self.call(module.owner(), module_parameters, (module.untyped(),))
+    }
+
+    /// The gradients that a context holds on this rank, of leaves of this rank: on any rank that took part, also without the [`Context`](crate::Context). Local.
+    ///
+    /// # Errors
+    /// [`ErrorKind::BackwardInFlight`] while a backward of it is under way here; [`ErrorKind::ContextReleased`].
+    fn gradients_here(&self, context: ContextId) -> Result<Vec<(Tensor, Gradient)>> {
+        let runtime = &self.caller().runtime;
+        runtime.check_gradients("gradients", context)?;
+        let recording = Tables::of(runtime)?.known_recording(context);
+        let gradients = recording.map(|r| r.gradients()).unwrap_or_default();
+        Ok(gradients
+            .into_iter()
+            .map(|(leaf, gradient)| (Tensor::from_leaf(leaf), gradient))
+            .collect())
     }
 
     /// Sets the value of a tensor on its owner. A parameter keeps its dtype and shape, and gets a new version, which is returned (0 for others).

@@ -39,12 +39,22 @@ impl Tables {
     /// The tables of a running rank.
     pub(crate) fn of(runtime: &Runtime) -> Result<Arc<Tables>> {
         let found = runtime.state().get(&std::any::TypeId::of::<Tables>()).cloned();
-        found.and_then(|t| t.downcast().ok()).ok_or_else(|| ErrorKind::ShutDown { operation: "training".into() }.into())
+        found.and_then(|t| t.downcast().ok()).ok_or_else(|| {
+            ErrorKind::ShutDown {
+                operation: "training".into(),
+            }
+            .into()
+        })
     }
 
-    /// The recording of a context, new if this rank hasn't met it.
-    pub(crate) fn recording(&self, context: ContextId) -> Arc<Recording> {
-        Arc::clone(lock(&self.recordings).entry(context).or_insert_with(|| Recording::new(context)))
+    /// The recording of a context, new if this rank hasn't met it. That of a released one isn't kept.
+    pub(crate) fn recording(&self, runtime: &Runtime, context: ContextId) -> Arc<Recording> {
+        let recording = Arc::clone(lock(&self.recordings).entry(context).or_insert_with(|| Recording::new(context)));
+        // After the insertion: a release from now on comes with a `forget`.
+        if runtime.check_context("recording", context).is_err() {
+            self.forget(context);
+        }
+        recording
     }
 
     /// The recording of a context, if this rank has met it.
@@ -96,6 +106,10 @@ impl Tables {
         while releasing.front().is_some_and(|s| s.is_done()) {
             releasing.pop_front();
         }
-        if releasing.len() >= bound { releasing.front().cloned() } else { None }
+        if releasing.len() >= bound {
+            releasing.front().cloned()
+        } else {
+            None
+        }
     }
 }

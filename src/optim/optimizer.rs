@@ -177,7 +177,10 @@ impl Optimizer {
     pub fn set_options(&mut self, group: Option<usize>, options: &Value) -> Result<()> {
         let places = match group {
             Some(group) if group >= self.groups.len() => {
-                return Err(argument("set_options", format!("no group {group}; there are {}", self.groups.len())));
+                return Err(argument(
+                    "set_options",
+                    format!("no group {group}; there are {}", self.groups.len()),
+                ));
             }
             Some(group) => group..group + 1,
             None => 0..self.groups.len(),

@@ -8,6 +8,7 @@
 use std::collections::BTreeSet;
 
 use super::ids::{ContextId, CrossingId, TaskId};
+use super::liveness::Probes;
 use super::message::{Answer, Manner, Mode, Op, Part};
 use super::{Action, Origin, Rank};
 use crate::{Error, ErrorKind};
@@ -48,7 +49,13 @@ pub(crate) struct Output<P> {
 
 impl<P> Default for Output<P> {
     fn default() -> Self {
-        Output { reached: Vec::new(), gradients: Vec::new(), expected: 0, unreached: Vec::new(), error: None }
+        Output {
+            reached: Vec::new(),
+            gradients: Vec::new(),
+            expected: 0,
+            unreached: Vec::new(),
+            error: None,
+        }
     }
 }
 
@@ -76,6 +83,8 @@ pub(super) struct Backward<P> {
     balance: i64,
     unreached: Vec<String>,
     failed: Option<(u32, Error)>,
+    /// On the root: who was asked for a sign of life.
+    pub(super) probes: Probes,
 }
 
 impl<P> Backward<P> {
@@ -84,7 +93,11 @@ impl<P> Backward<P> {
             number,
             manner,
             root,
-            phase: if manner.mode == Mode::Exact { Phase::Marking } else { Phase::Flowing },
+            phase: if manner.mode == Mode::Exact {
+                Phase::Marking
+            } else {
+                Phase::Flowing
+            },
             parent: None,
             first: true,
             children: BTreeSet::new(),
@@ -94,7 +107,13 @@ impl<P> Backward<P> {
             balance: 0,
             unreached: Vec::new(),
             failed: None,
+            probes: Probes::default(),
         }
+    }
+
+    /// Its number among those of its context.
+    pub(super) fn number(&self) -> u32 {
+        self.number
     }
 
     fn fail(&mut self, rank: u32, error: Error) {
@@ -130,13 +149,22 @@ impl<V: Clone, P: Default> Rank<V, P> {
 
     /// Ranks that a backward waits for.
     pub(crate) fn backward_waits_for(&self, context: ContextId) -> Vec<u32> {
-        let ranks: BTreeSet<u32> = self.outgoing.values().filter(|o| o.origin == Origin::Backward(context)).map(|o| o.to).collect();
+        let ranks: BTreeSet<u32> = self
+            .outgoing
+            .values()
+            .filter(|o| o.origin == Origin::Backward(context))
+            .map(|o| o.to)
+            .collect();
         ranks.into_iter().collect()
     }
 
     pub(super) fn check_idle(&self, operation: &str, context: ContextId) -> Result<(), Error> {
         if self.backwards.contains_key(&context) {
-            return Err(ErrorKind::BackwardInFlight { operation: operation.into(), context: context.to_string() }.into());
+            return Err(ErrorKind::BackwardInFlight {
+                operation: operation.into(),
+                context: context.to_string(),
+            }
+            .into());
         }
         Ok(())
     }
@@ -151,7 +179,10 @@ impl<V: Clone, P: Default> Rank<V, P> {
         match self.backwards.get(&context).map(|b| b.number) {
             Some(n) if n == number => {}
             Some(_) => {
-                let busy = ErrorKind::BackwardInFlight { operation: "backward".into(), context: context.to_string() };
+                let busy = ErrorKind::BackwardInFlight {
+                    operation: "backward".into(),
+                    context: context.to_string(),
+                };
                 return self.answer(task, Answer::default(), Err(busy.into()));
             }
             None if settling => return self.answer(task, Answer::default(), Ok(())),
@@ -231,13 +262,27 @@ impl<V: Clone, P: Default> Rank<V, P> {
             if let Some(task) = backward.parent {
                 self.answer(task, Answer::default(), Err(gone));
             } else if backward.root {
-                self.actions.push(Action::BackwardDone { context, result: Err(gone) });
+                self.actions.push(Action::BackwardDone {
+                    context,
+                    result: Err(gone),
+                });
             }
         }
     }
 
     fn send_part(&mut self, context: ContextId, backward: u32, manner: Manner, to: u32, part: Part, payload: P) {
-        self.issue(to, Op::Backward { context, backward, manner, part }, Vec::new(), payload, Origin::Backward(context));
+        self.issue(
+            to,
+            Op::Backward {
+                context,
+                backward,
+                manner,
+                part,
+            },
+            Vec::new(),
+            payload,
+            Origin::Backward(context),
+        );
     }
 
     /// Lets the engine do what has gathered; when nothing is left to do or to wait for, ends the round.
@@ -253,7 +298,11 @@ impl<V: Clone, P: Default> Rank<V, P> {
             backward.running = true;
             let inputs = std::mem::take(&mut backward.inbox);
             let retain_graph = backward.manner.retain_graph;
-            self.actions.push(Action::Engine { context, retain_graph, inputs });
+            self.actions.push(Action::Engine {
+                context,
+                retain_graph,
+                inputs,
+            });
         } else if backward.outstanding == 0 {
             self.idle(context);
         }
@@ -303,7 +352,14 @@ impl<V: Clone, P: Default> Rank<V, P> {
         let children: Vec<u32> = backward.children.iter().copied().collect();
         backward.outstanding += children.len();
         for child in children {
-            self.send_part(context, number, manner, child, if commit { Part::Commit } else { Part::Abort }, P::default());
+            self.send_part(
+                context,
+                number,
+                manner,
+                child,
+                if commit { Part::Commit } else { Part::Abort },
+                P::default(),
+            );
         }
         self.pump(context);
     }
@@ -311,9 +367,13 @@ impl<V: Clone, P: Default> Rank<V, P> {
     fn finish_backward(&mut self, context: ContextId, commit: bool) {
         let Some(backward) = self.backwards.remove(&context) else { return };
         let result = match backward.failed {
-            Some((rank, source)) => {
-                Err(ErrorKind::Backward { context: context.to_string(), backward: backward.number, rank, source }.into())
+            Some((rank, source)) => Err(ErrorKind::Backward {
+                context: context.to_string(),
+                backward: backward.number,
+                rank,
+                source,
             }
+            .into()),
             None if commit => Ok(()),
             None => {
                 let mut calls = backward.unreached;

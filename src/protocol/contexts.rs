@@ -31,7 +31,13 @@ pub(crate) struct Contexts {
 
 impl Contexts {
     pub(crate) fn new(me: u32) -> Self {
-        Contexts { me, next: 1, live: HashMap::new(), released: HashMap::new(), own: BTreeSet::new() }
+        Contexts {
+            me,
+            next: 1,
+            live: HashMap::new(),
+            released: HashMap::new(),
+            own: BTreeSet::new(),
+        }
     }
 
     /// A new context of this rank.
@@ -56,7 +62,9 @@ impl Contexts {
         if id.rank() == self.me {
             return !self.live.contains_key(&id) && id.sequence() < self.next;
         }
-        self.released.get(&id.rank()).is_some_and(|r| id.sequence() < r.low || r.above.contains(&id.sequence()))
+        self.released
+            .get(&id.rank())
+            .is_some_and(|r| id.sequence() < r.low || r.above.contains(&id.sequence()))
     }
 
     /// A message of this context has arrived; true if it is new here.
@@ -107,9 +115,18 @@ impl Contexts {
     /// The error for a context that isn't here.
     pub(crate) fn gone(&self, operation: &str, id: ContextId) -> Error {
         if self.is_released(id) {
-            ErrorKind::ContextReleased { operation: operation.into(), context: id.to_string() }.into()
+            ErrorKind::ContextReleased {
+                operation: operation.into(),
+                context: id.to_string(),
+            }
+            .into()
         } else {
-            ErrorKind::NoContext { operation: operation.into(), rank: self.me, context: id.to_string() }.into()
+            ErrorKind::NoContext {
+                operation: operation.into(),
+                rank: self.me,
+                context: id.to_string(),
+            }
+            .into()
         }
     }
 }

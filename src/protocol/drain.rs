@@ -34,7 +34,10 @@ fn parent(rank: u32) -> u32 {
 }
 
 pub(crate) fn children(rank: u32, size: u32) -> impl Iterator<Item = u32> {
-    (1..=2u64).map(move |k| 2 * u64::from(rank) + k).filter(move |&c| c < u64::from(size)).map(|c| c as u32)
+    (1..=2u64)
+        .map(move |k| 2 * u64::from(rank) + k)
+        .filter(move |&c| c < u64::from(size))
+        .map(|c| c as u32)
 }
 
 impl Drain {
@@ -69,7 +72,15 @@ impl Drain {
         let received = received + self.heard.iter().map(|h| h.2).sum::<u64>();
         self.contributed = true;
         if me > 0 {
-            return Step::Send(vec![(parent(me), Message::Quiet { epoch: self.epoch, wave: self.wave, sent, received })]);
+            return Step::Send(vec![(
+                parent(me),
+                Message::Quiet {
+                    epoch: self.epoch,
+                    wave: self.wave,
+                    sent,
+                    received,
+                },
+            )]);
         }
         let done = sent == received && self.last == Some((sent, received));
         self.last = Some((sent, received));
@@ -85,7 +96,10 @@ impl Drain {
         self.heard.clear();
         self.contributed = false;
         if done {
-            *self = Drain { epoch: self.epoch + 1, ..Drain::default() };
+            *self = Drain {
+                epoch: self.epoch + 1,
+                ..Drain::default()
+            };
             Step::Ended(messages)
         } else {
             self.wave = wave;

@@ -47,11 +47,21 @@ pub(crate) struct Gate {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Op {
     /// Run a function; keep its result under `create`, if given, else send it back.
-    Call { function: u32, create: Option<ValueId>, context: Option<Tag>, gate: Gate },
+    Call {
+        function: u32,
+        create: Option<ValueId>,
+        context: Option<Tag>,
+        gate: Gate,
+    },
     /// Send a value.
     Fetch { value: ValueId, context: Option<Tag> },
     /// A part of a backward.
-    Backward { context: ContextId, backward: u32, manner: Manner, part: Part },
+    Backward {
+        context: ContextId,
+        backward: u32,
+        manner: Manner,
+        part: Part,
+    },
     /// Forget a context, here and on all ranks that met it through this one.
     Release { context: ContextId, low: u64 },
 }
@@ -116,24 +126,68 @@ pub(crate) struct Answer {
 /// A message. A payload travels beside it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Message {
-    Request { id: RequestId, op: Op, refs: Vec<RefId> },
-    Reply { id: RequestId, answer: Answer, outcome: Result<(), Error>, refs: Vec<RefId> },
+    Request {
+        id: RequestId,
+        op: Op,
+        refs: Vec<RefId>,
+    },
+    Reply {
+        id: RequestId,
+        answer: Answer,
+        outcome: Result<(), Error>,
+        refs: Vec<RefId>,
+    },
     /// I registered the references of others that your reply brought.
-    Confirm { id: RequestId },
+    Confirm {
+        id: RequestId,
+    },
     /// I hold this value of yours now.
-    Register { value: ValueId },
+    Register {
+        value: ValueId,
+    },
     /// I know.
-    Registered { value: ValueId },
+    Registered {
+        value: ValueId,
+    },
     /// I let these go; each was registered so many times.
-    Release { values: Vec<(ValueId, u64)> },
+    Release {
+        values: Vec<(ValueId, u64)>,
+    },
     /// How does my request fare?
-    Query { id: RequestId },
+    Query {
+        id: RequestId,
+    },
     /// So.
-    Report { id: RequestId, status: Status },
+    Report {
+        id: RequestId,
+        status: Status,
+    },
+    /// What does this backward wait for on your rank?
+    Probe {
+        context: ContextId,
+        backward: u32,
+    },
+    /// I'm alive, and it waits here for these ranks; for none while my engine works, or when it isn't here any more.
+    Sign {
+        context: ContextId,
+        backward: u32,
+        waits: Vec<u32>,
+    },
     /// Rank 0's part in `lead` is over.
-    Led { error: Option<String> },
+    Led {
+        error: Option<String>,
+    },
     /// Everything below me is quiet: messages sent and received there.
-    Quiet { epoch: u64, wave: u64, sent: u64, received: u64 },
+    Quiet {
+        epoch: u64,
+        wave: u64,
+        sent: u64,
+        received: u64,
+    },
     /// Next wave, or the end of the epoch.
-    Wave { epoch: u64, wave: u64, done: bool },
+    Wave {
+        epoch: u64,
+        wave: u64,
+        done: bool,
+    },
 }

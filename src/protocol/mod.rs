@@ -8,8 +8,14 @@ mod backward;
 mod contexts;
 mod drain;
 mod ids;
+mod liveness;
 mod message;
 mod references;
+mod registering;
+mod releasing;
+mod requests;
+mod tasks;
+mod wishes;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
@@ -31,7 +37,14 @@ pub(crate) type Instant = Duration;
 #[derive(Debug, PartialEq)]
 pub(crate) enum Work<V, P> {
     /// Run a function on what came along.
-    Call { function: u32, creates: bool, queued: bool, context: Option<Tag>, payload: P, refs: Vec<RefId> },
+    Call {
+        function: u32,
+        creates: bool,
+        queued: bool,
+        context: Option<Tag>,
+        payload: P,
+        refs: Vec<RefId>,
+    },
     /// Put a value into a reply.
     Encode { value: V, context: Option<Tag> },
 }
@@ -40,7 +53,11 @@ pub(crate) enum Work<V, P> {
 #[derive(Debug)]
 pub(crate) enum Outcome<V, P> {
     /// A result to send back.
-    Reply { payload: P, refs: Vec<RefId>, crossing: Option<CrossingId> },
+    Reply {
+        payload: P,
+        refs: Vec<RefId>,
+        crossing: Option<CrossingId>,
+    },
     /// A result to keep.
     Value(V),
     /// Neither.
@@ -55,9 +72,19 @@ pub(crate) enum Action<V, P> {
     /// Do some work, then call [`Rank::done`].
     Run { task: TaskId, work: Work<V, P> },
     /// Let the engine of a backward work, then call [`Rank::engine_done`].
-    Engine { context: ContextId, retain_graph: bool, inputs: Vec<Input<P>> },
+    Engine {
+        context: ContextId,
+        retain_graph: bool,
+        inputs: Vec<Input<P>>,
+    },
     /// A request of this rank was answered. The payload holds a handle on each of `refs`.
-    Answered { request: RequestId, from: u32, answer: Answer, outcome: Result<P, Error>, refs: Vec<RefId> },
+    Answered {
+        request: RequestId,
+        from: u32,
+        answer: Answer,
+        outcome: Result<P, Error>,
+        refs: Vec<RefId>,
+    },
     /// A backward of this rank ended.
     BackwardDone { context: ContextId, result: Result<(), Error> },
     /// A context was released: drop what belongs to it.
@@ -110,7 +137,15 @@ enum Stage<V, P> {
     Queued(Box<Work<V, P>>),
     Running(Instant),
     /// Answered as soon as registrations are confirmed.
-    Held(Box<(Answer, Result<(), Error>, Vec<RefId>, P)>),
+    Held(Box<HeldReply<P>>),
+}
+
+#[derive(Debug)]
+struct HeldReply<P> {
+    answer: Answer,
+    outcome: Result<(), Error>,
+    refs: Vec<RefId>,
+    payload: P,
 }
 
 /// Limits on what a rank may have outstanding at another.
@@ -236,145 +271,6 @@ impl<V: Clone, P: Default> Rank<V, P> {
         }
     }
 
-    // ---- wishes of the program on this rank ----------------------------------------------------------------------
-
-    /// A new reference to a value that a request is going to create on `owner`; counts one handle.
-    pub(crate) fn allocate(&mut self, owner: u32) -> RefId {
-        self.refs.allocate(owner)
-    }
-
-    /// Keeps a value of this rank; counts one handle.
-    pub(crate) fn keep(&mut self, value: V) -> RefId {
-        let id = self.refs.allocate(self.me);
-        self.refs.created(id.value, Ok(value));
-        id
-    }
-
-    /// A value of this rank.
-    pub(crate) fn lookup(&self, operation: &str, value: ValueId) -> Result<Option<V>, Error> {
-        match self.refs.lookup(value) {
-            Lookup::Ready(v) => Ok(Some(v)),
-            Lookup::Pending => Ok(None),
-            Lookup::Failed(error) => Err(self.creation_failed(value, error)),
-            Lookup::Missing => Err(self.refs.missing(operation, value)),
-        }
-    }
-
-    /// A handle on a value that is known by its id alone.
-    pub(crate) fn attach(&mut self, id: RefId) {
-        if self.refs.receive(id, u32::MAX) {
-            self.send(id.owner, Message::Register { value: id.value }, P::default());
-        }
-    }
-
-    pub(crate) fn drop_handle(&mut self, id: RefId) {
-        self.refs.drop_handle(id);
-    }
-
-    /// Whether a request of this size may go to a rank now.
-    pub(crate) fn window_is_open(&self, to: u32, bytes: usize) -> bool {
-        let (requests, outstanding) = self.outstanding.get(&to).copied().unwrap_or_default();
-        requests < self.window.requests && (requests == 0 || outstanding.saturating_add(bytes) <= self.window.bytes)
-    }
-
-    /// Requests and bytes outstanding at a rank.
-    pub(crate) fn outstanding(&self, to: u32) -> (usize, usize) {
-        self.outstanding.get(&to).copied().unwrap_or_default()
-    }
-
-    /// Sends a request; [`Action::Answered`] brings its answer.
-    pub(crate) fn request(&mut self, to: u32, op: Op, refs: Vec<RefId>, payload: P, window: Option<usize>) -> RequestId {
-        let id = self.issue(to, op, refs, payload, Origin::Program { window });
-        self.settle_local();
-        id
-    }
-
-    /// Opens a context of this rank.
-    pub(crate) fn open_context(&mut self) -> ContextId {
-        self.contexts.open()
-    }
-
-    /// The sequence below which all contexts of this rank were released.
-    pub(crate) fn context_low(&self) -> u64 {
-        self.contexts.low()
-    }
-
-    pub(crate) fn check_context(&self, operation: &str, context: ContextId) -> Result<(), Error> {
-        if self.contexts.is_live(context) { Ok(()) } else { Err(self.contexts.gone(operation, context)) }
-    }
-
-    /// Refuses while a backward of the context is under way here.
-    pub(crate) fn check_gradients(&self, operation: &str, context: ContextId) -> Result<(), Error> {
-        if self.contexts.is_released(context) {
-            return Err(self.contexts.gone(operation, context));
-        }
-        self.check_idle(operation, context)
-    }
-
-    /// Releases a context of this rank everywhere; [`Action::Answered`] of the returned request tells that all ranks have.
-    pub(crate) fn release_context(&mut self, context: ContextId) -> RequestId {
-        let request = self.next_request;
-        self.next_request += 1;
-        let low = self.contexts.low();
-        self.release(context, low, None, Some(request));
-        self.settle_local();
-        request
-    }
-
-    /// Asks the receiver of a request how it fares.
-    pub(crate) fn query(&mut self, request: RequestId) {
-        if let Some(to) = self.outgoing.get(&request).map(|o| o.to) {
-            self.send(to, Message::Query { id: request }, P::default());
-            self.settle_local();
-        }
-    }
-
-    /// Rank 0 tells all others that its part in `lead` is over.
-    pub(crate) fn led(&mut self, error: Option<String>) {
-        for child in children(self.me, self.size).collect::<Vec<_>>() {
-            self.send(child, Message::Led { error: error.clone() }, P::default());
-        }
-    }
-
-    /// This rank has come to the end of the epoch; [`Action::Ended`] tells that all have.
-    pub(crate) fn enter_end(&mut self) {
-        self.drain.enter();
-    }
-
-    /// Goes on with termination detection. `busy` says whether the driver still has work that may send.
-    pub(crate) fn advance_end(&mut self, busy: bool) {
-        loop {
-            let quiet = !busy && self.outgoing.is_empty() && self.incoming.is_empty() && self.registering.is_empty() && self.local.is_empty();
-            match self.drain.advance(self.me, self.size, quiet, self.sent, self.received) {
-                drain::Step::Nothing => return,
-                step => self.drain_step(step),
-            }
-        }
-    }
-
-    pub(crate) fn is_ending(&self) -> bool {
-        self.drain.has_entered()
-    }
-
-    /// Who hasn't come to the end yet, as far as this rank can tell.
-    pub(crate) fn missing_at_end(&self) -> Vec<u32> {
-        self.drain.missing(self.me, self.size)
-    }
-
-    /// Values that are still held somewhere.
-    pub(crate) fn still_held(&self) -> Vec<(RefId, Vec<u32>, u64, V)> {
-        self.refs
-            .still_held()
-            .into_iter()
-            .filter_map(|h| match self.refs.lookup(h.id.value) {
-                Lookup::Ready(v) => Some((h.id, h.holders, h.handles, v)),
-                _ => None,
-            })
-            .collect()
-    }
-
-    // ---- what happens --------------------------------------------------------------------------------------------
-
     /// A message has arrived.
     pub(crate) fn receive(&mut self, from: u32, message: Message, payload: P) {
         if !matches!(message, Message::Quiet { .. } | Message::Wave { .. }) {
@@ -400,9 +296,16 @@ impl<V: Clone, P: Default> Rank<V, P> {
                 }
                 self.answer(task, Answer::default(), reply);
             }
-            (None, Outcome::Reply { payload, refs, crossing }) => {
-                self.answer_with(task, Answer { crossing, ..Answer::default() }, Ok(()), refs, payload)
-            }
+            (None, Outcome::Reply { payload, refs, crossing }) => self.answer_with(
+                task,
+                Answer {
+                    crossing,
+                    ..Answer::default()
+                },
+                Ok(()),
+                refs,
+                payload,
+            ),
             (None, Outcome::Error(e)) => self.answer(task, Answer::default(), Err(e)),
             (None, Outcome::Value(v)) => self.actions.push(Action::Garbage { values: vec![v] }),
         }
@@ -440,12 +343,22 @@ impl<V: Clone, P: Default> Rank<V, P> {
                 let status = self.status(TaskId { from, request: id });
                 self.send(from, Message::Report { id, status }, P::default());
             }
+            Message::Probe { context, backward } => {
+                let waits = self.backward_waits_for(context);
+                self.send(from, Message::Sign { context, backward, waits }, P::default());
+            }
+            Message::Sign { context, backward, waits } => self.backward_sign(from, context, backward, &waits),
             Message::Report { id, status } => self.actions.push(Action::Report { request: id, status }),
             Message::Led { error } => {
                 self.led(error.clone());
                 self.actions.push(Action::Led { error });
             }
-            Message::Quiet { epoch, wave, sent, received } => self.drain.quiet(from, epoch, wave, sent, received),
+            Message::Quiet {
+                epoch,
+                wave,
+                sent,
+                received,
+            } => self.drain.quiet(from, epoch, wave, sent, received),
             Message::Wave { epoch, wave, done } => {
                 let step = self.drain.wave(self.me, self.size, epoch, wave, done);
                 self.drain_step(step);
@@ -460,333 +373,16 @@ impl<V: Clone, P: Default> Rank<V, P> {
             drain::Step::Ended(messages) => (messages, true),
         };
         for (to, message) in messages {
-            self.actions.push(Action::Send { to, message, payload: P::default() });
+            self.actions.push(Action::Send {
+                to,
+                message,
+                payload: P::default(),
+            });
         }
         if ended {
             self.actions.push(Action::Ended);
         }
     }
-
-    // ---- requests of others --------------------------------------------------------------------------------------
-
-    /// A request has arrived whose tensors the driver refused.
-    pub(crate) fn refuse_request(&mut self, from: u32, id: RequestId, op: Op, refs: Vec<RefId>, error: Error) {
-        self.received += 1;
-        self.arrive(TaskId { from, request: id }, op, refs, P::default(), Some(error));
-        self.settle_local();
-    }
-
-    fn arrive(&mut self, task: TaskId, op: Op, refs: Vec<RefId>, payload: P, refused: Option<Error>) {
-        let mut unconfirmed = 0;
-        for &id in &refs {
-            if self.refs.receive(id, task.from) {
-                self.register(id, Registering::Task(task));
-                unconfirmed += 1;
-            }
-        }
-        let (creates, context, queued) = match &op {
-            Op::Call { create, context, gate, .. } => (*create, context.as_ref(), gate.queued),
-            Op::Fetch { context, .. } => (None, context.as_ref(), false),
-            _ => (None, None, false),
-        };
-        if let Some(value) = creates {
-            self.refs.creating(value, task.from);
-        }
-        let met = context.map_or(Ok(false), |tag| self.contexts.meet(tag.context));
-        let incoming = Incoming {
-            stage: Stage::Running(self.now),
-            creates,
-            queued: false,
-            new_child: matches!(met, Ok(true)),
-            unconfirmed,
-        };
-        self.incoming.insert(task, incoming);
-        if let Some(error) = met.err().or(refused) {
-            return self.refuse(task, error, refs);
-        }
-        let mut waits = 0;
-        let wanted = match &op {
-            Op::Fetch { value, .. } => Some(*value),
-            _ => None,
-        };
-        let local = refs.iter().filter(|r| r.owner == self.me).map(|r| r.value);
-        for value in local.chain(wanted).collect::<BTreeSet<_>>() {
-            if self.refs.park(value, task) {
-                waits += 1;
-            }
-        }
-        if let Some(incoming) = self.incoming.get_mut(&task) {
-            incoming.queued = queued;
-            if waits > 0 {
-                incoming.stage = Stage::Parked(waits, Box::new((op, refs, payload)));
-                return;
-            }
-        }
-        self.launch(task, op, refs, payload);
-    }
-
-    fn unpark(&mut self, task: TaskId) {
-        let Some(incoming) = self.incoming.get_mut(&task) else { return };
-        let Stage::Parked(waits, _) = &mut incoming.stage else { return };
-        *waits -= 1;
-        if *waits > 0 {
-            return;
-        }
-        let stage = std::mem::replace(&mut incoming.stage, Stage::Running(self.now));
-        if let Stage::Parked(_, parts) = stage {
-            let (op, refs, payload) = *parts;
-            self.launch(task, op, refs, payload);
-        }
-    }
-
-    /// All that a request needs is here: hands it to the driver, or does it.
-    fn launch(&mut self, task: TaskId, op: Op, refs: Vec<RefId>, payload: P) {
-        match op {
-            Op::Call { function, create, context, gate } => {
-                if let Some(error) = gate.gradients_of.and_then(|c| self.check_gradients("step or gradient access", c).err()) {
-                    return self.refuse(task, error, refs);
-                }
-                let work = Work::Call { function, creates: create.is_some(), queued: gate.queued, context, payload, refs };
-                if gate.queued {
-                    if let Some(incoming) = self.incoming.get_mut(&task) {
-                        incoming.stage = Stage::Queued(Box::new(work));
-                        self.queue.push_back(task);
-                    }
-                    self.pump_queue();
-                } else {
-                    self.run(task, work);
-                }
-            }
-            Op::Fetch { value, context } => match self.lookup("fetch", value) {
-                Ok(Some(value)) => self.run(task, Work::Encode { value, context }),
-                Ok(None) => unreachable!("a fetch is parked until its value is made"),
-                Err(error) => self.answer(task, Answer::default(), Err(error)),
-            },
-            Op::Backward { context, backward, manner, part } => self.backward_part(task, context, backward, manner, part, payload),
-            Op::Release { context, low } => self.release(context, low, Some(task), None),
-        }
-    }
-
-    fn run(&mut self, task: TaskId, work: Work<V, P>) {
-        if let Some(incoming) = self.incoming.get_mut(&task) {
-            incoming.stage = Stage::Running(self.now);
-        }
-        self.actions.push(Action::Run { task, work });
-    }
-
-    fn pump_queue(&mut self) {
-        while !self.queue_busy {
-            let Some(task) = self.queue.pop_front() else { return };
-            let Some(incoming) = self.incoming.get_mut(&task) else { continue };
-            if let Stage::Queued(work) = std::mem::replace(&mut incoming.stage, Stage::Running(self.now)) {
-                self.queue_busy = true;
-                self.run(task, *work);
-            }
-        }
-    }
-
-    fn refuse(&mut self, task: TaskId, error: Error, refs: Vec<RefId>) {
-        for id in refs {
-            self.refs.drop_handle(id);
-        }
-        if let Some(value) = self.incoming.get(&task).and_then(|i| i.creates) {
-            for parked in self.refs.created(value, Err(error.clone())) {
-                self.unpark(parked);
-            }
-        }
-        self.answer(task, Answer::default(), Err(error));
-    }
-
-    fn answer(&mut self, task: TaskId, answer: Answer, outcome: Result<(), Error>) {
-        self.answer_with(task, answer, outcome, Vec::new(), P::default());
-    }
-
-    fn answer_with(&mut self, task: TaskId, answer: Answer, outcome: Result<(), Error>, refs: Vec<RefId>, payload: P) {
-        let Some(incoming) = self.incoming.get_mut(&task) else { return };
-        if incoming.unconfirmed > 0 {
-            // References in the reply are alive: the driver holds a handle on each until the reply has gone.
-            for &id in &refs {
-                self.refs.retain(id);
-            }
-            incoming.stage = Stage::Held(Box::new((answer, outcome, refs, payload)));
-            return;
-        }
-        let new_child = incoming.new_child;
-        self.incoming.remove(&task);
-        let pins: Vec<RefId> = refs.iter().copied().filter(|&id| self.refs.send(id, task.from)).collect();
-        if !pins.is_empty() {
-            self.reply_pins.insert(task, pins);
-        }
-        let answer = Answer { new_child, ..answer };
-        self.send(task.from, Message::Reply { id: task.request, answer, outcome, refs }, payload);
-    }
-
-    fn status(&self, task: TaskId) -> Status {
-        match self.incoming.get(&task).map(|i| &i.stage) {
-            None => Status::Unknown,
-            Some(Stage::Parked(..)) => Status::Parked,
-            Some(Stage::Queued(_)) => Status::Queued(self.queue.iter().position(|&t| t == task).map_or(1, |n| n as u64 + 1)),
-            Some(Stage::Running(since)) => Status::Running(self.now.saturating_sub(*since).as_secs_f64()),
-            Some(Stage::Held(_)) => Status::Confirming,
-        }
-    }
-
-    // ---- requests of this rank -----------------------------------------------------------------------------------
-
-    fn issue(&mut self, to: u32, op: Op, refs: Vec<RefId>, payload: P, origin: Origin) -> RequestId {
-        let id = self.next_request;
-        self.next_request += 1;
-        let context = match &op {
-            Op::Call { context, .. } | Op::Fetch { context, .. } => context.as_ref().map(|t| t.context),
-            _ => None,
-        };
-        let pins = refs.iter().copied().filter(|&r| self.refs.send(r, to)).collect();
-        if let Origin::Program { window: Some(bytes) } = origin {
-            let outstanding = self.outstanding.entry(to).or_default();
-            outstanding.0 += 1;
-            outstanding.1 += bytes;
-        }
-        self.outgoing.insert(id, Outgoing { to, origin, context, pins });
-        self.send(to, Message::Request { id, op, refs }, payload);
-        id
-    }
-
-    fn answered(&mut self, from: u32, id: RequestId, answer: Answer, outcome: Result<(), Error>, refs: Vec<RefId>, payload: P) {
-        let reply = TaskId { from, request: id };
-        let third = refs.iter().any(|r| r.owner != self.me && r.owner != from);
-        let mut unconfirmed = 0;
-        for &r in &refs {
-            if self.refs.receive(r, from) {
-                self.register(r, Registering::Reply(reply));
-                unconfirmed += 1;
-            }
-        }
-        if third && from != self.me {
-            if unconfirmed > 0 {
-                self.confirming.insert(reply, unconfirmed);
-            } else {
-                self.send(from, Message::Confirm { id }, P::default());
-            }
-        }
-        let Some(request) = self.outgoing.remove(&id) else {
-            for r in refs {
-                self.refs.drop_handle(r);
-            }
-            return;
-        };
-        for pin in request.pins {
-            self.refs.unpin(pin);
-        }
-        if let (true, Some(context)) = (answer.new_child, request.context)
-            && !self.contexts.adopt(context, from)
-        {
-            // The context was released while the request was on its way: the release follows it.
-            let low = if context.rank() == self.me { self.contexts.low() } else { 0 };
-            self.send_release(from, context, low, u64::MAX);
-        }
-        match request.origin {
-            Origin::Program { window } => {
-                if let Some(bytes) = window {
-                    let outstanding = self.outstanding.entry(from).or_default();
-                    outstanding.0 = outstanding.0.saturating_sub(1);
-                    outstanding.1 = outstanding.1.saturating_sub(bytes);
-                }
-                let outcome = outcome.map(|()| payload);
-                self.actions.push(Action::Answered { request: id, from, answer, outcome, refs });
-            }
-            Origin::Backward(context) => self.backward_answered(context, from, answer, outcome),
-            Origin::Release(group) => self.release_answered(group),
-        }
-    }
-
-    // ---- references ----------------------------------------------------------------------------------------------
-
-    fn register(&mut self, id: RefId, waiting: Registering) {
-        self.registering.entry(id).or_default().push(waiting);
-        self.send(id.owner, Message::Register { value: id.value }, P::default());
-    }
-
-    fn registered(&mut self, waiting: Registering) {
-        match waiting {
-            Registering::Task(task) => {
-                let Some(incoming) = self.incoming.get_mut(&task) else { return };
-                incoming.unconfirmed -= 1;
-                if incoming.unconfirmed == 0 && matches!(incoming.stage, Stage::Held(_)) {
-                    if let Stage::Held(parts) = std::mem::replace(&mut incoming.stage, Stage::Running(self.now)) {
-                        let (answer, outcome, refs, payload) = *parts;
-                        let held = refs.clone();
-                        self.answer_with(task, answer, outcome, refs, payload);
-                        for id in held {
-                            self.refs.drop_handle(id);
-                        }
-                    }
-                }
-            }
-            Registering::Reply(reply) => {
-                let Some(left) = self.confirming.get_mut(&reply) else { return };
-                *left -= 1;
-                if *left == 0 {
-                    self.confirming.remove(&reply);
-                    self.send(reply.from, Message::Confirm { id: reply.request }, P::default());
-                }
-            }
-        }
-    }
-
-    fn flush_references(&mut self) {
-        for (owner, values) in self.refs.take_releases() {
-            self.send(owner, Message::Release { values }, P::default());
-        }
-        let values = self.refs.take_garbage();
-        if !values.is_empty() {
-            self.actions.push(Action::Garbage { values });
-        }
-        self.settle_local();
-    }
-
-    fn creation_failed(&self, value: ValueId, source: Error) -> Error {
-        crate::ErrorKind::Creation { owner: self.me, id: value.to_string(), source }.into()
-    }
-
-    // ---- contexts ------------------------------------------------------------------------------------------------
-
-    fn release(&mut self, context: ContextId, low: u64, task: Option<TaskId>, request: Option<RequestId>) {
-        let children = self.contexts.release(context, low);
-        self.backward_released(context);
-        if children.is_some() {
-            self.actions.push(Action::Forget { context });
-        }
-        let children = children.unwrap_or_default();
-        let group = self.next_request;
-        self.next_request += 1;
-        self.releases.insert(group, Release { left: children.len() + 1, task, request });
-        for child in children {
-            self.send_release(child, context, low, group);
-        }
-        self.release_answered(group);
-    }
-
-    fn send_release(&mut self, to: u32, context: ContextId, low: u64, group: u64) {
-        self.issue(to, Op::Release { context, low }, Vec::new(), P::default(), Origin::Release(group));
-    }
-
-    fn release_answered(&mut self, group: u64) {
-        let Some(release) = self.releases.get_mut(&group) else { return };
-        release.left -= 1;
-        if release.left > 0 {
-            return;
-        }
-        let Some(Release { task, request, .. }) = self.releases.remove(&group) else { return };
-        if let Some(task) = task {
-            self.answer(task, Answer::default(), Ok(()));
-        }
-        if let Some(request) = request {
-            let (from, answer) = (self.me, Answer::default());
-            self.actions.push(Action::Answered { request, from, answer, outcome: Ok(P::default()), refs: Vec::new() });
-        }
-    }
-
-    // ---- messages ------------------------------------------------------------------------------------------------
 
     fn send(&mut self, to: u32, message: Message, payload: P) {
         if to == self.me {

@@ -80,12 +80,30 @@ impl<V: Clone> References<V> {
 
     /// A new id for a value on `owner`, with one handle here. The request that creates it counts as this rank's registration.
     pub(crate) fn allocate(&mut self, owner: u32) -> RefId {
-        let id = RefId { owner, value: ValueId::new(self.me, self.next) };
+        let id = RefId {
+            owner,
+            value: ValueId::new(self.me, self.next),
+        };
         self.next += 1;
         if owner == self.me {
-            self.owned.insert(id.value, Owned { state: State::Pending, holders: BTreeMap::new(), handles: 1, parked: Vec::new() });
+            self.owned.insert(
+                id.value,
+                Owned {
+                    state: State::Pending,
+                    holders: BTreeMap::new(),
+                    handles: 1,
+                    parked: Vec::new(),
+                },
+            );
         } else {
-            self.held.insert(id, Held { registrations: 1, handles: 1, pins: 0 });
+            self.held.insert(
+                id,
+                Held {
+                    registrations: 1,
+                    handles: 1,
+                    pins: 0,
+                },
+            );
         }
         id
     }
@@ -101,7 +119,12 @@ impl<V: Clone> References<V> {
     }
 
     fn placeholder(&mut self, value: ValueId) -> &mut Owned<V> {
-        self.owned.entry(value).or_insert_with(|| Owned { state: State::Pending, holders: BTreeMap::new(), handles: 0, parked: Vec::new() })
+        self.owned.entry(value).or_insert_with(|| Owned {
+            state: State::Pending,
+            holders: BTreeMap::new(),
+            handles: 0,
+            parked: Vec::new(),
+        })
     }
 
     /// A value has been made, or has failed to be; returns the requests that waited for it.
@@ -131,7 +154,11 @@ impl<V: Clone> References<V> {
     /// Lets a request wait for a value; false if it needn't.
     pub(crate) fn park(&mut self, value: ValueId, task: TaskId) -> bool {
         match self.owned.get_mut(&value) {
-            Some(Owned { state: State::Pending, parked, .. }) => {
+            Some(Owned {
+                state: State::Pending,
+                parked,
+                ..
+            }) => {
                 parked.push(task);
                 true
             }
@@ -231,10 +258,14 @@ impl<V: Clone> References<V> {
 
     fn retire(&mut self, value: ValueId) {
         let Some(entry) = self.owned.get(&value) else { return };
-        if entry.handles == 0 && entry.holders.is_empty() && !matches!(entry.state, State::Pending) {
-            if let Some(Owned { state: State::Ready(v), .. }) = self.owned.remove(&value) {
-                self.garbage.push(v);
-            }
+        if entry.handles == 0
+            && entry.holders.is_empty()
+            && !matches!(entry.state, State::Pending)
+            && let Some(Owned {
+                state: State::Ready(v), ..
+            }) = self.owned.remove(&value)
+        {
+            self.garbage.push(v);
         }
     }
 
@@ -281,6 +312,11 @@ impl<V: Clone> References<V> {
 
     /// The error of a value that isn't there.
     pub(crate) fn missing(&self, operation: &str, value: ValueId) -> Error {
-        ErrorKind::NoSuchValue { operation: operation.into(), owner: self.me, id: value.to_string() }.into()
+        ErrorKind::NoSuchValue {
+            operation: operation.into(),
+            owner: self.me,
+            id: value.to_string(),
+        }
+        .into()
     }
 }

@@ -6,18 +6,18 @@ use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 
+use super::On;
+#[cfg(doc)]
+use super::Scope;
 use super::arguments::Arguments;
 use super::future::Future;
 use super::recording::Recorder;
 use super::registry::Remote;
 use super::stored::{Stored, into_value, stored};
-use super::On;
-#[cfg(doc)]
-use super::Scope;
 use crate::autograd::grad_enabled;
 use crate::protocol::{CrossingId, Gate, Op, RefId, RequestId, Tag, ValueId};
 use crate::rref::{Fetch, Handle, RRef};
-use crate::runtime::{Reply, Request, Runtime, Slot, Waiting, Windowed};
+use crate::runtime::{Limit, Reply, Request, Runtime, Slot, Waiting, Windowed};
 use crate::tensor::{Data, Element, Tensor};
 use crate::wire::{self, Delivered, Encoded};
 use crate::{Error, ErrorKind, Result};
@@ -39,7 +39,7 @@ pub(crate) struct Call {
     pub request: RequestId,
     pub to: u32,
     pub operation: String,
-    pub limit: Option<Duration>,
+    pub limit: Option<Limit>,
     recorder: Option<Recorder>,
     sent: Option<CrossingId>,
 }
@@ -78,19 +78,34 @@ impl Caller {
 
     /// The mark of the context on a message that takes `encoded` along; notes the tensors that leave.
     fn tag(&self, recorded: bool, encoded: &mut Encoded, name: impl FnOnce() -> String) -> Result<Option<Tag>> {
-        let Some(recorder) = self.recorder.as_ref().filter(|_| recorded && grad_enabled()) else { return Ok(None) };
+        let Some(recorder) = self.recorder.as_ref().filter(|_| recorded && grad_enabled()) else {
+            return Ok(None);
+        };
         let context = recorder.recording.id;
         self.runtime.check_context("call", context)?;
         let crossing = self.note(recorder, encoded, name);
-        let low = if context.rank() == self.runtime.rank() { self.runtime.context_low() } else { 0 };
-        Ok(Some(Tag { context, low, path: recorder.frame.next_path(), crossing }))
+        let low = if context.rank() == self.runtime.rank() {
+            self.runtime.context_low()
+        } else {
+            0
+        };
+        Ok(Some(Tag {
+            context,
+            low,
+            path: recorder.frame.next_path(),
+            crossing,
+        }))
     }
 
     fn note(&self, recorder: &Recorder, encoded: &mut Encoded, name: impl FnOnce() -> String) -> Option<CrossingId> {
         if encoded.edges.is_empty() {
             return None;
         }
-        Some(recorder.recording.send(self.runtime.rank(), std::mem::take(&mut encoded.edges), name()))
+        Some(
+            recorder
+                .recording
+                .send(self.runtime.rank(), std::mem::take(&mut encoded.edges), name()),
+        )
     }
 
     fn records(&self) -> bool {
@@ -102,8 +117,18 @@ impl Caller {
             Op::Call { context: Some(tag), .. } | Op::Fetch { context: Some(tag), .. } => tag.crossing,
             _ => None,
         };
-        let (window, waits) = (self.window(manner), manner == Manner::Waits && self.limit.is_none());
-        let request = Request { to, op, encoded, window, operation: operation.into(), waits };
+        let limit = self.limit.map(Limit::from_now);
+        // With a limit, a call to oneself must be left to another thread: this one must come back in time.
+        let (window, waits) = (self.window(manner), manner == Manner::Waits && limit.is_none());
+        let request = Request {
+            to,
+            op,
+            encoded,
+            window,
+            operation: operation.into(),
+            waits,
+            limit,
+        };
         let (request, slot) = self.runtime.request(request).inspect_err(|_| self.unsend(sent))?;
         Ok(Call {
             runtime: Arc::clone(&self.runtime),
@@ -111,7 +136,7 @@ impl Caller {
             request,
             to,
             operation: operation.into(),
-            limit: self.limit,
+            limit,
             recorder: self.recorder.clone(),
             sent,
         })
@@ -125,16 +150,43 @@ impl Caller {
 
     /// Sends a call whose arguments `write` encodes.
     pub(crate) fn issue(&self, issue: Issue<'_>, write: impl FnOnce(&mut Vec<u8>) -> Result<()>) -> Result<Call> {
-        let Issue { to, function, name, create, gate, recorded, manner } = issue;
+        let Issue {
+            to,
+            function,
+            name,
+            create,
+            gate,
+            recorded,
+            manner,
+        } = issue;
         self.runtime.check_alive(name)?;
         self.runtime.check_rank(name, to)?;
         let mut encoded = wire::encode(recorded && self.records(), write)?;
         let context = self.tag(recorded, &mut encoded, || format!("{name} on rank {to} (arguments)"))?;
-        self.send(to, Op::Call { function, create, context, gate }, encoded, name, manner)
+        self.send(
+            to,
+            Op::Call {
+                function,
+                create,
+                context,
+                gate,
+            },
+            encoded,
+            name,
+            manner,
+        )
     }
 
     fn invoke<A, R>(&self, to: u32, f: Remote<A, R>, write: impl FnOnce(&mut Vec<u8>) -> Result<()>, manner: Manner) -> Result<Call> {
-        let issue = Issue { to, function: f.id()?, name: f.name(), create: None, gate: Gate::default(), recorded: true, manner };
+        let issue = Issue {
+            to,
+            function: f.id()?,
+            name: f.name(),
+            create: None,
+            gate: Gate::default(),
+            recorded: true,
+            manner,
+        };
         self.issue(issue, write)
     }
 
@@ -142,7 +194,9 @@ impl Caller {
     pub(crate) fn encode_result(&self, value: &Stored, to: u32, name: &str, typed: bool) -> Result<(Encoded, Option<CrossingId>)> {
         let mut encoded = value.encode(self.records(), typed)?;
         let crossing = match &self.recorder {
-            Some(recorder) if self.records() => self.note(recorder, &mut encoded, || format!("{name} on rank {} (result for rank {to})", self.runtime.rank())),
+            Some(recorder) if self.records() => self.note(recorder, &mut encoded, || {
+                format!("{name} on rank {} (result for rank {to})", self.runtime.rank())
+            }),
             _ => None,
         };
         Ok((encoded, crossing))
@@ -150,8 +204,13 @@ impl Caller {
 }
 
 impl Call {
-    pub(crate) fn wait(&self, limit: Option<Duration>) -> Result<Reply> {
-        let waiting = Waiting { request: self.request, to: self.to, operation: &self.operation, limit: limit.or(self.limit) };
+    pub(crate) fn wait(&self) -> Result<Reply> {
+        let waiting = Waiting {
+            request: self.request,
+            to: self.to,
+            operation: &self.operation,
+            limit: self.limit,
+        };
         self.runtime.wait(&self.slot, &waiting)
     }
 
@@ -162,9 +221,17 @@ impl Call {
                 recorder.recording.unsend(id);
             }
             match source.kind() {
-                ErrorKind::TooLarge { .. } | ErrorKind::ContextReleased { .. } | ErrorKind::BackwardInFlight { .. } | ErrorKind::NoSuchValue { .. } => source,
+                ErrorKind::TooLarge { .. }
+                | ErrorKind::ContextReleased { .. }
+                | ErrorKind::BackwardInFlight { .. }
+                | ErrorKind::NoSuchValue { .. } => source,
                 ErrorKind::Creation { .. } | ErrorKind::Panic { .. } => source,
-                _ => ErrorKind::Remote { rank: self.to, operation: self.operation.clone(), source }.into(),
+                _ => ErrorKind::Remote {
+                    rank: self.to,
+                    operation: self.operation.clone(),
+                    source,
+                }
+                .into(),
             }
         })
     }
@@ -176,7 +243,8 @@ impl Call {
 
 /// Decodes a fetched value, whose type stands in front.
 pub(crate) fn decode_value<T: DeserializeOwned>(mut delivered: Delivered, id: RefId) -> Result<T> {
-    let (found, rest) = postcard::take_from_bytes::<String>(&delivered.payload.bytes).map_err(|e| wire::decode_error(format!("type of a value: {e}")))?;
+    let (found, rest) =
+        postcard::take_from_bytes::<String>(&delivered.payload.bytes).map_err(|e| wire::decode_error(format!("type of a value: {e}")))?;
     if found != type_name::<T>() {
         return Err(wrong_type::<T>("fetch", id, &found));
     }
@@ -215,7 +283,10 @@ pub trait Calls {
 
     /// The same, but each call may take at most `limit` in total, from its issue. Local.
     fn timeout(&self, limit: Duration) -> Caller {
-        Caller { limit: Some(limit), ..self.caller().clone() }
+        Caller {
+            limit: Some(limit),
+            ..self.caller().clone()
+        }
     }
 
     /// Runs a function on a rank and returns its result. Targeted; blocks until the answer is there.
@@ -231,16 +302,36 @@ pub trait Calls {
     ///
     /// # Errors
     /// As [`call`](Self::call), at once for what is known at once.
-    fn call_async<A, R: DeserializeOwned>(&self, to: u32, f: impl FnOnce() -> Remote<A, R>, arguments: impl Arguments<A>) -> Result<Future<R>> {
-        Ok(Future::of_call(self.caller().invoke(to, f(), |bytes| arguments.encode(bytes), Manner::Goes)?))
+    fn call_async<A, R: DeserializeOwned>(
+        &self,
+        to: u32,
+        f: impl FnOnce() -> Remote<A, R>,
+        arguments: impl Arguments<A>,
+    ) -> Result<Future<R>> {
+        Ok(Future::of_call(self.caller().invoke(
+            to,
+            f(),
+            |bytes| arguments.encode(bytes),
+            Manner::Goes,
+        )?))
     }
 
     /// As [`call_async`](Self::call_async), but never blocks.
     ///
     /// # Errors
     /// [`ErrorKind::WindowFull`] if the window to the rank is full: wait for an answer first.
-    fn try_call<A, R: DeserializeOwned>(&self, to: u32, f: impl FnOnce() -> Remote<A, R>, arguments: impl Arguments<A>) -> Result<Future<R>> {
-        Ok(Future::of_call(self.caller().invoke(to, f(), |bytes| arguments.encode(bytes), Manner::Tries)?))
+    fn try_call<A, R: DeserializeOwned>(
+        &self,
+        to: u32,
+        f: impl FnOnce() -> Remote<A, R>,
+        arguments: impl Arguments<A>,
+    ) -> Result<Future<R>> {
+        Ok(Future::of_call(self.caller().invoke(
+            to,
+            f(),
+            |bytes| arguments.encode(bytes),
+            Manner::Tries,
+        )?))
     }
 
     /// Runs a function on a rank and leaves its result there; the reference to it is there at once. Targeted; blocks only while the window is full.
@@ -251,11 +342,25 @@ pub trait Calls {
         let (caller, f) = (self.caller(), f());
         caller.runtime.check_alive(f.name())?;
         caller.runtime.check_rank(f.name(), to)?;
+        let function = f.id()?;
         let id = caller.runtime.allocate(to)?;
         let handle = Handle::new(&caller.runtime, id);
-        let issue = Issue { to, function: f.id()?, name: f.name(), create: Some(id.value), gate: Gate::default(), recorded: true, manner: Manner::Goes };
-        caller.issue(issue, |bytes| arguments.encode(bytes))?;
-        Ok(RRef::from_handle(handle))
+        let issue = Issue {
+            to,
+            function,
+            name: f.name(),
+            create: Some(id.value),
+            gate: Gate::default(),
+            recorded: true,
+            manner: Manner::Goes,
+        };
+        match caller.issue(issue, |bytes| arguments.encode(bytes)) {
+            Ok(_) => Ok(RRef::from_handle(handle)),
+            Err(error) => {
+                caller.runtime.never_sent(id, &error)?;
+                Err(error)
+            }
+        }
     }
 
     /// Keeps a value on this rank and makes it referable. Local. Other ranks can fetch it.
@@ -295,7 +400,7 @@ pub trait Calls {
     /// [`ErrorKind::Creation`] if the value failed to be made; [`ErrorKind::NoSuchValue`]; [`ErrorKind::WrongType`]; as [`call`](Self::call).
     fn fetch<T: Fetch>(&self, rref: &RRef<T>) -> Result<T> {
         let call = send_fetch(self.caller(), rref.id())?;
-        let delivered = call.delivered(call.wait(None)?)?;
+        let delivered = call.delivered(call.wait()?)?;
         decode_value(delivered, rref.id())
     }
 
@@ -304,9 +409,12 @@ pub trait Calls {
     /// # Errors
     /// [`ErrorKind::Shape`] or [`ErrorKind::DType`] if the view doesn't fit; as [`fetch`](Self::fetch).
     fn fetch_into<T: Element>(&self, rref: &RRef<Tensor>, mut view: ndarray::ArrayViewMutD<'_, T>) -> Result<()> {
-        let caller = Caller { recorder: None, ..self.caller().clone() };
+        let caller = Caller {
+            recorder: None,
+            ..self.caller().clone()
+        };
         let call = send_fetch(&caller, rref.id())?;
-        let tensor: Tensor = decode_value(call.delivered(call.wait(None)?)?, rref.id())?;
+        let tensor: Tensor = decode_value(call.delivered(call.wait()?)?, rref.id())?;
         let data: Data = tensor.data();
         let source = data.view::<T>()?;
         if source.shape() != view.shape() {
@@ -326,7 +434,12 @@ pub trait Calls {
     ///
     /// # Errors
     /// As [`call`](Self::call).
-    fn call_mut<T, A, R: DeserializeOwned>(&self, rref: &RRef<T>, f: impl FnOnce() -> Remote<On<T, A>, R>, arguments: impl Arguments<A>) -> Result<R> {
+    fn call_mut<T, A, R: DeserializeOwned>(
+        &self,
+        rref: &RRef<T>,
+        f: impl FnOnce() -> Remote<On<T, A>, R>,
+        arguments: impl Arguments<A>,
+    ) -> Result<R> {
         Future::of_call(self.caller().invoke(rref.owner(), f(), on(rref, &arguments), Manner::Waits)?).wait()
     }
 
@@ -334,8 +447,18 @@ pub trait Calls {
     ///
     /// # Errors
     /// As [`call_async`](Self::call_async).
-    fn call_mut_async<T, A, R: DeserializeOwned>(&self, rref: &RRef<T>, f: impl FnOnce() -> Remote<On<T, A>, R>, arguments: impl Arguments<A>) -> Result<Future<R>> {
-        Ok(Future::of_call(self.caller().invoke(rref.owner(), f(), on(rref, &arguments), Manner::Goes)?))
+    fn call_mut_async<T, A, R: DeserializeOwned>(
+        &self,
+        rref: &RRef<T>,
+        f: impl FnOnce() -> Remote<On<T, A>, R>,
+        arguments: impl Arguments<A>,
+    ) -> Result<Future<R>> {
+        Ok(Future::of_call(self.caller().invoke(
+            rref.owner(),
+            f(),
+            on(rref, &arguments),
+            Manner::Goes,
+        )?))
     }
 }
 
@@ -385,7 +508,9 @@ impl<T: 'static> RRef<T> {
         let value = self.value("local")?;
         let found = stored(&value);
         let guard = found.and_then(Stored::read::<T>);
-        guard.map(|v| f(&v)).ok_or_else(|| wrong_type::<T>("local", self.id(), found.map_or("?", Stored::type_name)))
+        guard
+            .map(|v| f(&v))
+            .ok_or_else(|| wrong_type::<T>("local", self.id(), found.map_or("?", Stored::type_name)))
     }
 
     pub(crate) fn modify<X>(&self, operation: &str, at: &Caller, f: impl FnOnce(&mut T) -> Result<X>) -> Result<X> {
@@ -401,7 +526,13 @@ impl<T: 'static> RRef<T> {
     fn value(&self, operation: &str) -> Result<crate::runtime::Value> {
         let id = self.id();
         if !self.is_local() {
-            return Err(ErrorKind::NotOwner { operation: operation.into(), owner: id.owner, id: id.value.to_string(), rank: self.runtime().rank() }.into());
+            return Err(ErrorKind::NotOwner {
+                operation: operation.into(),
+                owner: id.owner,
+                id: id.value.to_string(),
+                rank: self.runtime().rank(),
+            }
+            .into());
         }
         self.runtime().value(operation, id.value)
     }
@@ -413,7 +544,12 @@ impl<T: Fetch> RRef<T> {
     /// # Errors
     /// As [`Calls::fetch`].
     pub fn fetch(&self) -> Result<T> {
-        let caller = Caller { runtime: Arc::clone(self.runtime()), recorder: None, window: Windowed::Block, limit: None };
+        let caller = Caller {
+            runtime: Arc::clone(self.runtime()),
+            recorder: None,
+            window: Windowed::Block,
+            limit: None,
+        };
         caller.fetch(self)
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 
 use super::calls::Call;
-use crate::runtime::{Permission, Reply, Runtime, Slot, lock};
+use crate::runtime::{Limit, Permission, Reply, Runtime, Slot, lock};
 use crate::{ErrorKind, Result};
 
 /// The result of a call, now or later.
@@ -20,8 +20,15 @@ pub struct Future<T> {
 
 #[derive(Debug)]
 enum Source<T> {
-    Call { call: Call, decode: fn(Reply, &Call) -> Result<T> },
-    Chained { runtime: Arc<Runtime>, cell: Arc<Cell<T>>, limit: Option<Duration> },
+    Call {
+        call: Call,
+        decode: fn(Reply, &Call) -> Result<T>,
+    },
+    Chained {
+        runtime: Arc<Runtime>,
+        cell: Arc<Cell<T>>,
+        limit: Option<Duration>,
+    },
 }
 
 /// Where a callback leaves its result.
@@ -33,7 +40,12 @@ struct Cell<T> {
 
 impl<T: DeserializeOwned> Future<T> {
     pub(super) fn of_call(call: Call) -> Self {
-        Future { source: Source::Call { call, decode: |reply, call| call.decode(reply) } }
+        Future {
+            source: Source::Call {
+                call,
+                decode: |reply, call| call.decode(reply),
+            },
+        }
     }
 }
 
@@ -54,7 +66,7 @@ impl<T> Future<T> {
     pub fn wait(self) -> Result<T> {
         match self.source {
             Source::Call { call, decode } => {
-                let reply = call.wait(None)?;
+                let reply = call.wait()?;
                 decode(reply, &call)
             }
             Source::Chained { runtime, cell, limit } => {
@@ -63,9 +75,17 @@ impl<T> Future<T> {
                 if !runtime.wait_until(&|| cell.ready.is_done(), Permission::Nothing, deadline)? {
                     let seconds = limit.unwrap_or_default().as_secs_f64();
                     let (operation, status) = ("a future's callback".into(), "it has not run to its end".into());
-                    return Err(ErrorKind::Timeout { operation, rank: runtime.rank(), seconds, status }.into());
+                    return Err(ErrorKind::Timeout {
+                        operation,
+                        rank: runtime.rank(),
+                        seconds,
+                        status,
+                    }
+                    .into());
                 }
-                lock(&cell.value).take().unwrap_or_else(|| Err(crate::Error::user("the future's callback panicked")))
+                lock(&cell.value)
+                    .take()
+                    .unwrap_or_else(|| Err(crate::Error::user("the future's callback panicked")))
             }
         }
     }
@@ -76,7 +96,7 @@ impl<T> Future<T> {
     /// As [`wait`](Self::wait).
     pub fn wait_timeout(mut self, limit: Duration) -> Result<T> {
         match &mut self.source {
-            Source::Call { call, .. } => call.limit = Some(limit),
+            Source::Call { call, .. } => call.limit = Some(Limit::from_now(limit)),
             Source::Chained { limit: l, .. } => *l = Some(limit),
         }
         self.wait()
@@ -97,7 +117,10 @@ impl<T: Send + 'static> Future<T> {
     /// [`World::finish`](crate::World::finish) waits for it, and for calls that it issues. Local; doesn't block.
     pub fn then<R: Send + 'static>(self, f: impl FnOnce(Result<T>) -> Result<R> + Send + 'static) -> Future<R> {
         let ready = Slot::new();
-        let cell = Arc::new(Cell { value: Mutex::new(None), ready });
+        let cell = Arc::new(Cell {
+            value: Mutex::new(None),
+            ready,
+        });
         let target = Arc::clone(&cell);
         let finish = move |result: Result<T>| {
             let ready = Arc::clone(&target.ready);
@@ -122,7 +145,13 @@ impl<T: Send + 'static> Future<T> {
                 if let Some((callback, reply)) = at_once {
                     runtime.callback(move || callback(reply));
                 }
-                Future { source: Source::Chained { runtime, cell, limit: None } }
+                Future {
+                    source: Source::Chained {
+                        runtime,
+                        cell,
+                        limit: None,
+                    },
+                }
             }
             Source::Chained { runtime, cell: source, .. } => {
                 let ready = Arc::clone(&source.ready);
@@ -136,7 +165,13 @@ impl<T: Send + 'static> Future<T> {
                 if let Some((callback, reply)) = at_once {
                     callback(reply);
                 }
-                Future { source: Source::Chained { runtime, cell, limit: None } }
+                Future {
+                    source: Source::Chained {
+                        runtime,
+                        cell,
+                        limit: None,
+                    },
+                }
             }
         }
     }

@@ -31,6 +31,18 @@
 /// })
 /// # .unwrap();
 /// ```
+///
+/// A function that isn't declared so can't be called:
+///
+/// ```compile_fail
+/// # use rankgrad::prelude::*;
+/// fn plain(scope: &Scope, x: Tensor) -> Result<f64> {
+///     x.sum()?.item()
+/// }
+/// # fn test(world: &World, x: Tensor) -> Result<f64> {
+/// world.call(1, plain, (x,))
+/// # }
+/// ```
 #[macro_export]
 macro_rules! remote {
     () => {};

@@ -75,9 +75,17 @@ pub fn on_value<T: 'static, X>(scope: &Scope, this: &RRef<T>, f: impl FnOnce(&mu
 pub fn main_state<'a, T: 'static>(scope: &Scope, function: &str, main: Option<&'a mut dyn Any>) -> Result<&'a mut T> {
     let rank = scope.rank();
     match main {
-        Some(state) => state
-            .downcast_mut()
-            .ok_or_else(|| ErrorKind::NoState { rank, type_name: type_name::<T>().into() }.into()),
-        None => Err(ErrorKind::NotServing { rank, function: function.into() }.into()),
+        Some(state) => state.downcast_mut().ok_or_else(|| {
+            ErrorKind::NoState {
+                rank,
+                type_name: type_name::<T>().into(),
+            }
+            .into()
+        }),
+        None => Err(ErrorKind::NotServing {
+            rank,
+            function: function.into(),
+        }
+        .into()),
     }
 }

@@ -20,7 +20,10 @@ pub(crate) struct Frame {
 
 impl Frame {
     pub(crate) fn new(path: Vec<u32>) -> Arc<Self> {
-        Arc::new(Frame { path: path.into(), next: AtomicU32::new(0) })
+        Arc::new(Frame {
+            path: path.into(),
+            next: AtomicU32::new(0),
+        })
     }
 
     /// The path of the next call that this frame issues.
@@ -74,14 +77,26 @@ impl std::fmt::Debug for Recording {
 
 impl Recording {
     pub(crate) fn new(id: ContextId) -> Arc<Self> {
-        Arc::new(Recording { id, sent: Mutex::default(), gradients: Mutex::default(), engine: Mutex::default() })
+        Arc::new(Recording {
+            id,
+            sent: Mutex::default(),
+            gradients: Mutex::default(),
+            engine: Mutex::default(),
+        })
     }
 
     /// Notes that tensors leave this rank; gradients for them will come under the returned id.
     pub(crate) fn send(&self, me: u32, edges: Vec<Option<Edge>>, name: String) -> CrossingId {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = CrossingId::new(me, NEXT.fetch_add(1, Ordering::Relaxed));
-        lock(&self.sent).insert(id, Sent { key: Key::next(), edges, name });
+        lock(&self.sent).insert(
+            id,
+            Sent {
+                key: Key::next(),
+                edges,
+                name,
+            },
+        );
         id
     }
 
@@ -123,7 +138,12 @@ impl Recording {
     }
 
     fn try_work(&self, engine: &mut Engine, retain: bool, inputs: Vec<Input<Payload>>, output: &mut Output<Payload>) -> Result<()> {
-        let Engine { roots, backward, apart, expected } = engine;
+        let Engine {
+            roots,
+            backward,
+            apart,
+            expected,
+        } = engine;
         let mut flows = false;
         for input in inputs {
             let running = backward.get_or_insert_with(|| autograd::Backward::new(retain));
@@ -163,7 +183,10 @@ impl Recording {
                 }
                 Input::Commit => {
                     if !running.is_finished() {
-                        log::error!("context {}: a backward ends with gradients still to come: this is a bug in rankgrad", self.id);
+                        log::error!(
+                            "context {}: a backward ends with gradients still to come: this is a bug in rankgrad",
+                            self.id
+                        );
                     }
                     let mut gradients = lock(&self.gradients);
                     for (_, (leaf, gradient)) in apart.drain() {
@@ -197,7 +220,10 @@ impl Recording {
             Some(sent) => f(sent),
             None => Err(ErrorKind::Argument {
                 op: "backward".into(),
-                what: format!("context {} has no record of the tensors {id}: the call that sent them failed", self.id),
+                what: format!(
+                    "context {} has no record of the tensors {id}: the call that sent them failed",
+                    self.id
+                ),
             }
             .into()),
         }
@@ -206,7 +232,10 @@ impl Recording {
 
 /// Roots come after everything else in the program, the first root last.
 fn root_key(root: usize) -> Key {
-    Key { frame: Arc::from([]), seq: u64::MAX - root as u64 }
+    Key {
+        frame: Arc::from([]),
+        seq: u64::MAX - root as u64,
+    }
 }
 
 fn add(gradients: &mut Gradients, leaf: Arc<Leaf>, gradient: Gradient) -> Result<()> {

@@ -44,7 +44,13 @@ pub struct Registration {
 impl Registration {
     /// Describes a function.
     pub const fn new(path: &'static str, signature: &'static str, on_main: bool, run: Run) -> Self {
-        Registration { path, signature, on_main, run, id: AtomicU32::new(u32::MAX) }
+        Registration {
+            path,
+            signature,
+            on_main,
+            run,
+            id: AtomicU32::new(u32::MAX),
+        }
     }
 
     pub(crate) fn path(&self) -> &'static str {
@@ -90,7 +96,10 @@ impl<A, R> std::fmt::Debug for Remote<A, R> {
 impl<A, R> Remote<A, R> {
     #[doc(hidden)]
     pub const fn new(registration: &'static Registration) -> Self {
-        Remote { registration, signature: PhantomData }
+        Remote {
+            registration,
+            signature: PhantomData,
+        }
     }
 
     /// Path and name of the function. Local.
@@ -125,11 +134,17 @@ fn sorted() -> &'static [&'static Registration] {
 /// # Errors
 /// [`ErrorKind::Decode`] if there is none: the caller's binary is another one.
 pub(crate) fn get(id: u32) -> Result<&'static Registration> {
-    sorted().get(id as usize).copied().ok_or_else(|| unregistered(&format!("number {id}")))
+    sorted()
+        .get(id as usize)
+        .copied()
+        .ok_or_else(|| unregistered(&format!("number {id}")))
 }
 
 fn unregistered(name: &str) -> Error {
-    ErrorKind::Decode { what: format!("no remote function {name}: is it declared with `remote!` in a crate that is linked here?") }.into()
+    ErrorKind::Decode {
+        what: format!("no remote function {name}: is it declared with `remote!` in a crate that is linked here?"),
+    }
+    .into()
 }
 
 /// One line a function, in the order of their ids: what ranks compare at start.
@@ -144,7 +159,11 @@ pub(crate) fn check() -> Result<()> {
     for pair in sorted().windows(2) {
         if (pair[0].path, pair[0].signature) == (pair[1].path, pair[1].signature) {
             let what = format!("two remote functions {} with the same signature", pair[0].path);
-            return Err(ErrorKind::Init { what, cure: "rename one".into() }.into());
+            return Err(ErrorKind::Init {
+                what,
+                cure: "rename one".into(),
+            }
+            .into());
         }
     }
     Ok(())

@@ -36,11 +36,17 @@ impl Scope {
     /// [`ErrorKind::NoState`] if this rank has none.
     pub fn state<T: Send + Sync + 'static>(&self) -> Result<Arc<T>> {
         let found = self.caller.runtime.state().get(&std::any::TypeId::of::<T>()).cloned();
-        found.and_then(|s| s.downcast::<T>().ok()).ok_or_else(|| self.no_state(type_name::<T>()))
+        found
+            .and_then(|s| s.downcast::<T>().ok())
+            .ok_or_else(|| self.no_state(type_name::<T>()))
     }
 
     fn no_state(&self, name: &str) -> Error {
-        ErrorKind::NoState { rank: self.rank(), type_name: name.into() }.into()
+        ErrorKind::NoState {
+            rank: self.rank(),
+            type_name: name.into(),
+        }
+        .into()
     }
 }
 

@@ -32,7 +32,12 @@ impl std::fmt::Debug for Stored {
 impl Stored {
     /// A value that can be fetched if there is an encoder for it, and asked for its parameters if it is a [`Module`].
     pub fn new<T: Send + Sync + 'static>(value: T, encode: Option<EncodeFn>, parameters: Option<ParametersFn>) -> Self {
-        Stored { cell: Box::new(RwLock::new(value)), type_name: type_name::<T>(), encode, parameters }
+        Stored {
+            cell: Box::new(RwLock::new(value)),
+            type_name: type_name::<T>(),
+            encode,
+            parameters,
+        }
     }
 
     pub(crate) fn type_name(&self) -> &'static str {
@@ -61,7 +66,10 @@ impl Stored {
         let Some(encode) = self.encode else {
             return Err(ErrorKind::Argument {
                 op: "fetch".into(),
-                what: format!("a `{}` can't leave its rank: it doesn't implement serde's Serialize; call a function on it there", self.type_name),
+                what: format!(
+                    "a `{}` can't leave its rank: it doesn't implement serde's Serialize; call a function on it there",
+                    self.type_name
+                ),
             }
             .into());
         };
@@ -86,7 +94,11 @@ pub(crate) fn into_value(stored: Stored) -> Value {
 fn encode_as<T: Serialize + 'static>(cell: &dyn Any, bytes: &mut Vec<u8>) -> Result<()> {
     match cell.downcast_ref::<RwLock<T>>() {
         Some(lock) => wire::write(&*lock.read().unwrap_or_else(PoisonError::into_inner), bytes),
-        None => Err(ErrorKind::Argument { op: "encode".into(), what: format!("not a `{}`", type_name::<T>()) }.into()),
+        None => Err(ErrorKind::Argument {
+            op: "encode".into(),
+            what: format!("not a `{}`", type_name::<T>()),
+        }
+        .into()),
     }
 }
 

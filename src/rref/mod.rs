@@ -21,7 +21,10 @@ pub(crate) struct Handle {
 impl Handle {
     /// Stands for a count that the state machine has made already.
     pub(crate) fn new(runtime: &Arc<Runtime>, id: RefId) -> Arc<Self> {
-        Arc::new(Handle { id, runtime: Arc::clone(runtime) })
+        Arc::new(Handle {
+            id,
+            runtime: Arc::clone(runtime),
+        })
     }
 }
 
@@ -45,13 +48,22 @@ pub struct RRef<T: ?Sized> {
 
 impl<T: ?Sized> Clone for RRef<T> {
     fn clone(&self) -> Self {
-        RRef { handle: Arc::clone(&self.handle), value: PhantomData }
+        RRef {
+            handle: Arc::clone(&self.handle),
+            value: PhantomData,
+        }
     }
 }
 
 impl<T: ?Sized> std::fmt::Debug for RRef<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "RRef<{}>({} on rank {})", std::any::type_name::<T>(), self.handle.id.value, self.owner())
+        write!(
+            f,
+            "RRef<{}>({} on rank {})",
+            std::any::type_name::<T>(),
+            self.handle.id.value,
+            self.owner()
+        )
     }
 }
 
@@ -72,7 +84,10 @@ impl<T: ?Sized> std::hash::Hash for RRef<T> {
 
 impl<T: ?Sized> RRef<T> {
     pub(crate) fn from_handle(handle: Arc<Handle>) -> Self {
-        RRef { handle, value: PhantomData }
+        RRef {
+            handle,
+            value: PhantomData,
+        }
     }
 
     /// The rank that owns the value. Local.
@@ -104,7 +119,9 @@ impl<T: ?Sized> RRef<T> {
 impl<T: ?Sized> Serialize for RRef<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         if !wire::put_reference(self.handle.id, self.handle.clone()) {
-            return Err(S::Error::custom("a reference can be serialised only as an argument or a result of a call"));
+            return Err(S::Error::custom(
+                "a reference can be serialised only as an argument or a result of a call",
+            ));
         }
         self.handle.id.serialize(serializer)
     }
@@ -114,7 +131,9 @@ impl<'de, T: ?Sized> Deserialize<'de> for RRef<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let id = RefId::deserialize(deserializer)?;
         let handle = wire::take_reference(id).ok_or_else(|| D::Error::custom("a reference that its message doesn't announce"))?;
-        let handle = handle.downcast::<Handle>().map_err(|_| D::Error::custom("a reference can be deserialised only from a call"))?;
+        let handle = handle
+            .downcast::<Handle>()
+            .map_err(|_| D::Error::custom("a reference can be deserialised only from a call"))?;
         Ok(RRef::from_handle(handle))
     }
 }

@@ -42,7 +42,11 @@ pub(crate) struct Pool(Arc<Shared>);
 impl std::fmt::Debug for Pool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let state = self.state();
-        f.debug_struct("Pool").field("threads", &state.threads).field("blocked", &state.blocked).field("jobs", &state.jobs.len()).finish()
+        f.debug_struct("Pool")
+            .field("threads", &state.threads)
+            .field("blocked", &state.blocked)
+            .field("jobs", &state.jobs.len())
+            .finish()
     }
 }
 

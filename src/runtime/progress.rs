@@ -20,8 +20,14 @@ pub(crate) enum Permission {
     Everything,
 }
 
+/// After so long without a message, a rank whose peers can all ring sleeps for longer.
+const QUIET: Duration = Duration::from_secs(1);
+
 /// How long an unfinished send keeps a thread from sleeping.
 const PATIENCE: Duration = Duration::from_millis(100);
+
+/// How long a poller stands back from a host's MPI call, where MPI allows one at a time.
+const HOST_CALL: Duration = Duration::from_micros(50);
 
 /// How a thread with nothing to do rests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,11 +47,17 @@ pub(super) struct Progress {
     /// Service threads that sleep, ready to poll when a sender rings.
     dozing: AtomicUsize,
     standby: AtomicBool,
+    /// The leader sleeps, or is about to look once more whether it need.
+    asleep: AtomicBool,
 }
 
 impl Progress {
     fn take(&self) -> bool {
-        !self.taken.load(Ordering::Relaxed) && self.taken.compare_exchange(false, true, Ordering::SeqCst, Ordering::Relaxed).is_ok()
+        !self.taken.load(Ordering::Relaxed)
+            && self
+                .taken
+                .compare_exchange(false, true, Ordering::SeqCst, Ordering::Relaxed)
+                .is_ok()
     }
 
     fn is_vacant(&self) -> bool {
@@ -78,7 +90,8 @@ impl Runtime {
 
     /// The service thread's whole life.
     pub(super) fn serve_forever(self: &Arc<Self>) -> Result<()> {
-        self.turn(&|| self.is_stopped(), Permission::Everything, None, Rest::Vacant).map(drop)
+        self.turn(&|| self.is_stopped(), Permission::Everything, None, Rest::Vacant)
+            .map(drop)
     }
 
     fn turn(self: &Arc<Self>, done: &dyn Fn() -> bool, permission: Permission, deadline: Option<Instant>, rest: Rest) -> Result<bool> {
@@ -93,6 +106,11 @@ impl Runtime {
             if deadline.is_some_and(|d| now >= d) {
                 break Ok(false);
             }
+            let tick = if self.one_node && quiet_since.is_some_and(|since| now - since > QUIET) {
+                tick * 4
+            } else {
+                tick
+            };
             let limit = deadline.map_or(tick, |d| tick.min(d - now));
             if !leading {
                 leading = self.progress.take();
@@ -111,17 +129,24 @@ impl Runtime {
                 Err(e) => break Err(e),
             };
             if let Some(mine) = self.share_out(todos, permission) {
+                quiet_since = None;
+                if !self.is_heard_without_me() {
+                    self.push_to_pool(mine);
+                    continue;
+                }
                 self.leave();
-                self.ensure_standby();
                 leading = false;
                 if let Err(e) = self.run(mine, None) {
                     break Err(e);
                 }
-                quiet_since = None;
                 continue;
             }
             if moved {
                 quiet_since = None;
+                continue;
+            }
+            if self.host_calls() {
+                std::thread::sleep(HOST_CALL); // nothing moves meanwhile
                 continue;
             }
             if self.dedicated && rest == Rest::Vacant {
@@ -138,7 +163,12 @@ impl Runtime {
                 Some(since) if self.transport.in_flight() > 0 && now - since < PATIENCE => std::thread::yield_now(),
                 Some(_) if rest == Rest::Leading => {
                     self.pool.relieve();
-                    self.transport.sleep(limit);
+                    // What it waits for may happen on another thread of this rank, which looks at this mark after it did its part.
+                    self.progress.asleep.store(true, Ordering::SeqCst);
+                    if !done() {
+                        self.transport.sleep(limit);
+                    }
+                    self.progress.asleep.store(false, Ordering::SeqCst);
                     if now.elapsed() < Duration::from_micros(5) {
                         std::thread::yield_now(); // something is on the way, and not to be seen yet
                     }
@@ -148,7 +178,9 @@ impl Runtime {
                     self.leave();
                     leading = false;
                     self.doze(tick);
-                    quiet_since = None;
+                    if now.elapsed() < Duration::from_micros(5) {
+                        std::thread::yield_now();
+                    }
                 }
             }
         };
@@ -174,15 +206,15 @@ impl Runtime {
     /// Picks what this thread runs itself; hands the rest to the pool.
     fn share_out(self: &Arc<Self>, todos: Vec<Todo>, permission: Permission) -> Option<Todo> {
         let mut mine = None;
-        let only = todos.len() == 1;
+        let alone = todos.len() == 1 && permission == Permission::Everything && self.is_heard_without_me();
         for todo in todos {
             let allowed = match (permission, &todo) {
                 (_, Todo::OnMain { .. }) => {
                     self.push_main(todo);
                     continue;
                 }
-                (Permission::Everything, Todo::Task { heavy, .. }) => only && !heavy,
-                (Permission::Everything, Todo::Engine { .. }) => only,
+                (Permission::Everything, Todo::Task { heavy, .. }) => alone && !heavy,
+                (Permission::Everything, Todo::Engine { .. }) => alone,
                 (Permission::Engine(mine), Todo::Engine { context, .. }) => mine == *context,
                 _ => false,
             };
@@ -201,10 +233,23 @@ impl Runtime {
         self.progress.dozing.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// The service thread is about to run a function: if no other thread would hear a sender ring meanwhile, starts one that does.
-    fn ensure_standby(self: &Arc<Self>) {
-        if self.progress.dozing.load(Ordering::SeqCst) == 0 && !self.progress.standby.swap(true, Ordering::SeqCst) {
+    /// Something happened on this rank that the leader may wait for: ends its sleep.
+    pub(super) fn wake_leader(&self) {
+        if self.progress.asleep.load(Ordering::SeqCst) {
+            self.transport.wake();
+        }
+    }
+
+    /// Whether another thread would hear a sender ring while this one runs a function, however long that takes. If there is only one service
+    /// thread yet, starts the other.
+    fn is_heard_without_me(self: &Arc<Self>) -> bool {
+        if self.progress.dozing.load(Ordering::SeqCst) > 0 {
+            return true;
+        }
+        let first = !self.progress.standby.swap(true, Ordering::SeqCst);
+        if first {
             self.spawn_service("standby");
         }
+        first
     }
 }

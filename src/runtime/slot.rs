@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Thread;
 use std::time::Instant;
 
+use crate::Result;
 use crate::protocol::Status;
 use crate::wire::Delivered;
-use crate::Result;
 
 /// What a request came to.
 pub(crate) type Reply = Result<Delivered>;
@@ -20,6 +20,8 @@ struct State {
     waiter: Option<Thread>,
     callback: Option<Callback>,
     status: Option<(Status, Instant)>,
+    /// When the receiver last said that it has the request.
+    heard: Option<Instant>,
 }
 
 /// One answer, once.
@@ -86,11 +88,21 @@ impl Slot {
 
     /// The receiver has said how the request fares.
     pub(crate) fn report(&self, status: Status) {
-        self.state().status = Some((status, Instant::now()));
+        let now = Instant::now();
+        let mut state = self.state();
+        state.status = Some((status, now));
+        if status != Status::Unknown {
+            state.heard = Some(now);
+        }
     }
 
     /// The last such word.
     pub(crate) fn status(&self) -> Option<(Status, Instant)> {
         self.state().status
+    }
+
+    /// When the receiver last said that it has the request.
+    pub(crate) fn heard(&self) -> Option<Instant> {
+        self.state().heard
     }
 }

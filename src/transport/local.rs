@@ -173,6 +173,14 @@ impl Transport for LocalTransport {
         self.sleeper.wake(&self.post().slot, &self.post().parking);
     }
 
+    fn is_serialized(&self) -> bool {
+        false
+    }
+
+    fn exclusive(&self, f: &mut dyn FnMut()) {
+        f();
+    }
+
     fn traffic(&self) -> Traffic {
         Traffic {
             messages: self.messages.load(SeqCst),

@@ -95,14 +95,9 @@ impl Frame {
 
     /// What a receiver with this limit gets.
     pub(crate) fn within(self, limit: u64) -> Delivery {
-        let bytes = self.segment_bytes();
-        if self.header.len() as u64 > limit {
-            Delivery::Refused {
-                header: Vec::new(),
-                bytes,
-                limit,
-            }
-        } else if bytes > limit {
+        let (header, segments) = (self.header.len() as u64, self.segment_bytes());
+        let bytes = if header > limit { header + segments } else { segments };
+        if bytes > limit {
             Delivery::Refused {
                 header: self.header,
                 bytes,
@@ -119,11 +114,11 @@ impl Frame {
 pub enum Delivery {
     /// A frame.
     Frame(Frame),
-    /// The header of a frame whose segments were over the limit, and were refused.
+    /// The header of a frame that was over the limit, and was refused.
     Refused {
-        /// Encoded header; empty if it was itself over the limit.
+        /// Encoded header; at least its beginning, if it was itself over the limit.
         header: Vec<u8>,
-        /// Size of the segments in bytes.
+        /// Size of the segments in bytes, with the header's if that was over the limit.
         bytes: u64,
         /// The receiver's limit in bytes.
         limit: u64,
@@ -175,6 +170,13 @@ pub trait Transport: Send + Sync + std::fmt::Debug {
 
     /// Wakes whoever is in [`sleep`](Self::sleep) or [`doze`](Self::doze) on this rank. If nobody is, the next one of each returns at once.
     fn wake(&self);
+
+    /// Whether MPI allows one call at a time, so that the host's calls and ours must be kept apart by [`exclusive`](Self::exclusive).
+    fn is_serialized(&self) -> bool;
+
+    /// Runs `f`, once, while no thread of this process makes an MPI call of ours, where MPI allows only one call at a time; elsewhere just runs it.
+    /// Blocks until the lock is free. Meanwhile [`poll`](Self::poll) moves nothing, and whoever sends waits; `f` must not call this transport.
+    fn exclusive(&self, f: &mut dyn FnMut());
 
     /// What this rank has sent so far.
     fn traffic(&self) -> Traffic;

@@ -46,7 +46,11 @@ pub(crate) fn encode_gradients(gradients: Vec<Option<Gradient>>) -> Result<Paylo
 pub(crate) fn decode_gradients(payload: Payload) -> Result<Vec<Option<Gradient>>> {
     let slots: Vec<Slot> = postcard::from_bytes(&payload.bytes).map_err(|e| decode_error(format!("gradients: {e}")))?;
     let mut segments = payload.segments.into_iter();
-    let mut next = || segments.next().ok_or_else(|| decode_error("gradients: a segment is missing".into()));
+    let mut next = || {
+        segments
+            .next()
+            .ok_or_else(|| decode_error("gradients: a segment is missing".into()))
+    };
     slots
         .into_iter()
         .map(|slot| {

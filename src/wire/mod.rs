@@ -9,6 +9,7 @@ mod tensor;
 use std::any::Any;
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::thread::LocalKey;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -71,14 +72,44 @@ thread_local! {
     static DECODER: RefCell<Option<Decoder>> = const { RefCell::new(None) };
 }
 
+/// A thread's encoder or decoder, while it is in use. The one before comes back, also when a user's serde code panics.
+struct Current<T: 'static> {
+    place: &'static LocalKey<RefCell<Option<T>>>,
+    outer: Option<T>,
+}
+
+impl<T> Current<T> {
+    fn set(place: &'static LocalKey<RefCell<Option<T>>>, inner: T) -> Self {
+        Current {
+            place,
+            outer: place.replace(Some(inner)),
+        }
+    }
+
+    fn take(self) -> Option<T> {
+        self.place.take()
+    }
+}
+
+impl<T> Drop for Current<T> {
+    fn drop(&mut self) {
+        let inner = self.place.replace(self.outer.take());
+        drop(inner); // its references go after the place is free
+    }
+}
+
 /// Encodes with `write`. With `record`, tensors that require a gradient become slots.
 pub(crate) fn encode(record: bool, write: impl FnOnce(&mut Vec<u8>) -> Result<()>) -> Result<Encoded> {
-    let outer = ENCODER.replace(Some(Encoder { record, ..Encoder::default() }));
+    let current = Current::set(
+        &ENCODER,
+        Encoder {
+            record,
+            ..Encoder::default()
+        },
+    );
     let mut bytes = Vec::new();
-    let written = write(&mut bytes);
-    let encoder = ENCODER.replace(outer);
-    written?;
-    let mut encoded = encoder.unwrap_or_default().encoded;
+    write(&mut bytes)?;
+    let mut encoded = current.take().unwrap_or_default().encoded;
     encoded.payload.bytes = bytes;
     Ok(encoded)
 }
@@ -101,7 +132,10 @@ pub(crate) struct Delivered {
 
 impl std::fmt::Debug for Delivered {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Delivered").field("payload", &self.payload).field("crossing", &self.crossing).finish_non_exhaustive()
+        f.debug_struct("Delivered")
+            .field("payload", &self.payload)
+            .field("crossing", &self.crossing)
+            .finish_non_exhaustive()
     }
 }
 
@@ -116,13 +150,22 @@ impl Delivered {
             _ => None,
         };
         let bytes = self.payload.bytes;
-        let decoder = Decoder { segments: self.payload.segments, slots: self.payload.slots, node, handles: self.handles };
-        let outer = DECODER.replace(Some(decoder));
+        let decoder = Decoder {
+            segments: self.payload.segments,
+            slots: self.payload.slots,
+            node,
+            handles: self.handles,
+        };
+        let current = Current::set(&DECODER, decoder);
         let value = postcard::take_from_bytes::<T>(&bytes);
-        DECODER.replace(outer);
+        drop(current);
         match value {
             Ok((value, [])) => Ok(value),
-            Ok((_, rest)) => Err(decode_error(format!("{} bytes left over after `{}`", rest.len(), std::any::type_name::<T>()))),
+            Ok((_, rest)) => Err(decode_error(format!(
+                "{} bytes left over after `{}`",
+                rest.len(),
+                std::any::type_name::<T>()
+            ))),
             Err(e) => Err(decode_error(format!("`{}`: {e}", std::any::type_name::<T>()))),
         }
     }
@@ -180,5 +223,9 @@ pub(crate) fn decode_error(what: String) -> Error {
 }
 
 fn refused(what: &str, error: postcard::Error) -> Error {
-    ErrorKind::Argument { op: "encode".into(), what: format!("{what} can't be encoded: {error}; tensors and references only travel in calls") }.into()
+    ErrorKind::Argument {
+        op: "encode".into(),
+        what: format!("{what} can't be encoded: {error}; tensors and references only travel in calls"),
+    }
+    .into()
 }

@@ -25,7 +25,9 @@ impl Serialize for Tensor {
         });
         match place {
             Some(place) => place.serialize(serializer),
-            None => Err(S::Error::custom("a tensor can be serialised only as an argument or a result of a call")),
+            None => Err(S::Error::custom(
+                "a tensor can be serialised only as an argument or a result of a call",
+            )),
         }
     }
 }
@@ -34,8 +36,14 @@ impl<'de> Deserialize<'de> for Tensor {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let place = u32::deserialize(deserializer)?;
         DECODER.with_borrow(|decoder| {
-            let decoder = decoder.as_ref().ok_or_else(|| D::Error::custom("a tensor can be deserialised only from a call"))?;
-            let data = decoder.segments.get(place as usize).ok_or_else(|| D::Error::custom("no such segment"))?.clone();
+            let decoder = decoder
+                .as_ref()
+                .ok_or_else(|| D::Error::custom("a tensor can be deserialised only from a call"))?;
+            let data = decoder
+                .segments
+                .get(place as usize)
+                .ok_or_else(|| D::Error::custom("no such segment"))?
+                .clone();
             let slot = decoder.slots.iter().position(|&s| s == place);
             Ok(match (slot, &decoder.node) {
                 (Some(slot), Some(node)) => Tensor::with_edge(data, Edge { node: node.clone(), slot }),

@@ -14,6 +14,7 @@ use crate::transport::Transport;
 use crate::transport::mpi::{self, Host};
 use crate::{ErrorKind, Result};
 
+type Setter = Box<dyn FnOnce(&mut Settings)>;
 type States = HashMap<TypeId, Arc<dyn Any + Send + Sync>>;
 
 /// Sets a [`World`] up: settings, the host program's communicator, state, logging.
@@ -23,7 +24,7 @@ type States = HashMap<TypeId, Arc<dyn Any + Send + Sync>>;
 #[derive(Default)]
 pub struct Builder<'c> {
     host: Option<Host<'c>>,
-    explicit: Vec<Box<dyn FnOnce(&mut Settings)>>,
+    explicit: Vec<Setter>,
     states: States,
     env_logger: bool,
     panic_hook: Option<bool>,
@@ -31,7 +32,9 @@ pub struct Builder<'c> {
 
 impl std::fmt::Debug for Builder<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Builder").field("guest", &self.host.is_some()).finish_non_exhaustive()
+        f.debug_struct("Builder")
+            .field("guest", &self.host.is_some())
+            .finish_non_exhaustive()
     }
 }
 
@@ -79,6 +82,7 @@ impl<'c> Builder<'c> {
     /// thread: it must also finish the world.
     ///
     /// # Errors
+    /// If one rank can't start, none does: the others get [`ErrorKind::Remote`] with its text.
     /// - [`ErrorKind::Setting`]: a setting, or an unknown `RANKGRAD_*` variable.
     /// - [`ErrorKind::Init`]: a second world in this process; MPI that the host has started, without a communicator; MPI that has ended.
     /// - [`ErrorKind::Launcher`]: N jobs of one rank instead of one of N. [`ErrorKind::ThreadLevel`]: MPI can't serve threads.
@@ -89,8 +93,6 @@ impl<'c> Builder<'c> {
         {
             log::debug!("env_logger was not set up: {e}");
         }
-        let explicit = self.explicit;
-        let settings = Settings::from_env(|settings| explicit.into_iter().for_each(|make| make(settings)))?;
         if ALIVE.swap(true, Ordering::SeqCst) {
             return Err(ErrorKind::Init {
                 what: "this process has a world already".into(),
@@ -98,12 +100,27 @@ impl<'c> Builder<'c> {
             }
             .into());
         }
+        self.bring_up().inspect_err(|_| ended())
+    }
+
+    fn bring_up(self) -> Result<World> {
+        let explicit = self.explicit;
+        let settings = Settings::from_env(|settings| explicit.into_iter().for_each(|make| make(settings)));
         let guest = self.host.is_some();
-        let started = mpi::start(self.host.unwrap_or_else(|| Host::none()), (&settings).into());
-        let transport = started.inspect_err(|_| ALIVE.store(false, Ordering::SeqCst))?;
+        // A rank with a bad setting says so to the others, which would wait for it.
+        let sizes = settings.as_ref().map(Into::into).map_err(Clone::clone);
+        let host = match self.host {
+            Some(host) => host,
+            None => Host::none(),
+        };
+        let transport = mpi::start_together(host, sizes)?;
+        let settings = settings?;
         logging::set_rank(transport.rank());
         if settings.blas_threads > 0 && !mpi::set_blas_threads(settings.blas_threads) {
-            log::debug!("rank {}: this BLAS doesn't take a number of threads; set OPENBLAS_NUM_THREADS or its like", transport.rank());
+            log::debug!(
+                "rank {}: this BLAS doesn't take a number of threads; set OPENBLAS_NUM_THREADS or its like",
+                transport.rank()
+            );
         }
         let world = assemble(Box::new(transport), settings, self.states)?;
         if self.panic_hook.unwrap_or(!guest) {
@@ -120,8 +137,11 @@ pub(super) fn ended() {
 
 /// A world over a transport that is up.
 pub(super) fn assemble(transport: Box<dyn Transport>, settings: Settings, mut states: States) -> Result<World> {
-    rpc::check()?;
-    same_program(&*transport)?;
+    if let Err(error) = same_program(&*transport) {
+        // On all ranks alike. The first error is the one to tell.
+        let _ = transport.close();
+        return Err(error);
+    }
     let tables = Arc::new(Tables::default());
     let (id, state) = tables_as_state(&tables);
     states.insert(id, state);
@@ -131,11 +151,13 @@ pub(super) fn assemble(transport: Box<dyn Transport>, settings: Settings, mut st
 /// All ranks must have the same remote functions and speak the same wire version: ids are places in the list.
 fn same_program(transport: &dyn Transport) -> Result<()> {
     let mine = rpc::listing().join("\n");
+    let sound = rpc::check();
     let digests = transport.all_gather(&fnv(&mine).to_le_bytes())?;
     if digests.iter().all(|d| *d == digests[0]) {
-        return Ok(());
+        return sound;
     }
     let lists = transport.all_gather(mine.as_bytes())?;
+    sound?;
     let first = String::from_utf8_lossy(&lists[0]).into_owned();
     for (rank, list) in lists.iter().enumerate() {
         let other = String::from_utf8_lossy(list);
@@ -147,7 +169,11 @@ fn same_program(transport: &dyn Transport) -> Result<()> {
                     (x, y) => break format!("`{}` on rank 0, `{}` there", x.unwrap_or("nothing"), y.unwrap_or("nothing")),
                 }
             };
-            return Err(ErrorKind::Mismatch { rank: rank as u32, difference }.into());
+            return Err(ErrorKind::Mismatch {
+                rank: rank as u32,
+                difference,
+            }
+            .into());
         }
     }
     Ok(())
@@ -155,5 +181,7 @@ fn same_program(transport: &dyn Transport) -> Result<()> {
 
 /// FNV-1a, 64 bits.
 fn fnv(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }

@@ -41,7 +41,13 @@ pub fn run_with<R>(n: u32, settings: impl Fn(&mut Settings) + Sync, f: impl Fn(&
             .collect();
         let results: Vec<Result<()>> = threads
             .into_iter()
-            .map(|t| t.join().unwrap_or_else(|_| Err(Error::from(ErrorKind::User { message: "a rank panicked".into() }))))
+            .map(|t| {
+                t.join().unwrap_or_else(|_| {
+                    Err(Error::from(ErrorKind::User {
+                        message: "a rank panicked".into(),
+                    }))
+                })
+            })
             .collect();
         results.into_iter().collect()
     })

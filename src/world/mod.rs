@@ -4,14 +4,14 @@ mod builder;
 pub mod local;
 
 use std::any::{Any, TypeId};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 pub use builder::Builder;
 
 use crate::dist::{Context, Counters, Tables, rank_counters};
 use crate::rpc::{Caller, Calls};
 use crate::runtime::{Runtime, Windowed};
-use crate::{ErrorKind, Result};
+use crate::{Error, ErrorKind, Result};
 
 /// All ranks of this program, as one of them sees it: brings MPI and the service thread up, and ends them.
 ///
@@ -40,6 +40,8 @@ use crate::{ErrorKind, Result};
 pub struct World {
     caller: Caller,
     finished: bool,
+    /// The error that `lead` returned here; told if the world is dropped because of it.
+    lead_failed: OnceLock<String>,
 }
 
 impl World {
@@ -58,7 +60,16 @@ impl World {
     }
 
     pub(crate) fn of(runtime: Arc<Runtime>) -> World {
-        World { caller: Caller { runtime, recorder: None, window: Windowed::Block, limit: None }, finished: false }
+        World {
+            caller: Caller {
+                runtime,
+                recorder: None,
+                window: Windowed::Block,
+                limit: None,
+            },
+            finished: false,
+            lead_failed: OnceLock::new(),
+        }
     }
 
     fn runtime(&self) -> &Arc<Runtime> {
@@ -86,7 +97,7 @@ impl World {
     pub fn lead<R>(&self, f: impl FnOnce(&World) -> Result<R>) -> Result<Option<R>> {
         self.runtime().check_alive("lead")?;
         if self.rank() == 0 {
-            let result = f(self);
+            let result = f(self).inspect_err(|e| self.note_failure(e));
             self.runtime().tell_led(result.as_ref().err().map(ToString::to_string))?;
             return result.map(Some);
         }
@@ -96,8 +107,12 @@ impl World {
     fn led<R>(&self, main: Option<&mut dyn Any>) -> Result<Option<R>> {
         match self.runtime().wait_led(main)? {
             None => Ok(None),
-            Some(message) => Err(ErrorKind::LeadFailed { message }.into()),
+            Some(message) => Err(ErrorKind::LeadFailed { message }.into()).inspect_err(|e| self.note_failure(e)),
         }
+    }
+
+    fn note_failure(&self, error: &Error) {
+        let _ = self.lead_failed.set(error.to_string()); // the first one counts
     }
 
     /// As [`lead`](Self::lead); on the ranks that serve, `on_main` functions run on the main thread, one at a time, with `state`. Collective; blocks.
@@ -134,6 +149,31 @@ impl World {
         drop(old);
     }
 
+    /// Makes an MPI call of the host program beside ours. Local; blocks as long as the call does, and until ours have made room. Where MPI granted
+    /// MPI_THREAD_MULTIPLE it just makes the call. Under MPI_THREAD_SERIALIZED our calls stand still meanwhile, and so does the service of this rank: a call
+    /// that blocks for more than 5 s is logged. So a collective that another rank reaches only after an answer of this one never ends: [`wait`](Self::wait)
+    /// for its non-blocking form. The closure must not use the world.
+    ///
+    /// ```
+    /// # let world = rankgrad::World::init()?;
+    /// let version = world.mpi(mpi::environment::version);
+    /// assert!(version.0 >= 3);
+    /// # world.finish()?;
+    /// # Ok::<(), rankgrad::Error>(())
+    /// ```
+    pub fn mpi<R>(&self, call: impl FnOnce() -> R) -> R {
+        self.runtime().host_call(call)
+    }
+
+    /// Waits for a non-blocking MPI operation of the host program: makes `test` (MPI_Test, say) again and again as [`mpi`](Self::mpi) does, until it says true.
+    /// Local; blocks until then, without a time limit, while this rank goes on serving. The closure must not use the world.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Mpi`] if our own progress fails meanwhile.
+    pub fn wait(&self, test: impl FnMut() -> bool) -> Result<()> {
+        self.runtime().host_wait(test)
+    }
+
     /// What is alive on a rank, and what it has done; this question itself not counted. Targeted; blocks until the answer is there.
     ///
     /// # Errors
@@ -147,8 +187,13 @@ impl World {
     /// # Errors
     /// As [`Calls::call`].
     pub fn traffic(&self) -> Result<Vec<(u64, u64)>> {
-        let futures: Vec<_> = (0..self.size()).map(|rank| self.call_async(rank, rank_counters, ())).collect::<Result<_>>()?;
-        futures.into_iter().map(|f| f.wait().map(|c: Counters| (c.messages, c.bytes))).collect()
+        let futures: Vec<_> = (0..self.size())
+            .map(|rank| self.call_async(rank, rank_counters, ()))
+            .collect::<Result<_>>()?;
+        futures
+            .into_iter()
+            .map(|f| f.wait().map(|c: Counters| (c.messages, c.bytes)))
+            .collect()
     }
 
     /// The end. Collective; blocks until all ranks have come and nothing is on the way: calls issued from callbacks are waited for. Then our threads end, and
@@ -181,8 +226,12 @@ impl Drop for World {
             return;
         }
         if self.size() > 1 {
-            let why = if std::thread::panicking() { "panicked" } else { "dropped its world without `finish`: it gave up" };
-            self.runtime().abort(why);
+            let why = match self.lead_failed.get() {
+                _ if std::thread::panicking() => "panicked".into(),
+                Some(error) => format!("dropped its world after `lead` failed: {error}"),
+                None => "dropped its world without `finish`: it gave up".into(),
+            };
+            self.runtime().abort(&why);
         }
         if let Err(e) = self.end() {
             log::error!("rank {}: the end of a world that was dropped: {e}", self.rank());

@@ -89,11 +89,25 @@ fn many_in_flight() -> Outcome {
     ok(world.finish())
 }
 
+/// With sleeps of up to a second, what happens on the own rank must wake who waits for it.
+fn woken_at_home() -> Outcome {
+    let world = World::init()?;
+    let begun = std::time::Instant::now();
+    for _ in 0..20 {
+        assert_eq!(world.call_async(world.rank(), nap, (2,))?.wait()?, world.rank());
+        assert_eq!(world.call_async(world.rank(), nap, (2,))?.then(|rank| rank).wait()?, world.rank());
+    }
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    ok(world.finish())
+}
+
 fn rings() -> Outcome {
     let world = World::init()?;
     let size = u64::from(world.size());
     let hops = 5 * world.size();
-    let futures: Vec<_> = (0..8).map(|_| world.call_async(world.rank(), ring, (hops, 0))).collect::<Result<_>>()?;
+    let futures: Vec<_> = (0..8)
+        .map(|_| world.call_async(world.rank(), ring, (hops, 0)))
+        .collect::<Result<_>>()?;
     for total in wait_all(futures)? {
         assert_eq!(total, 5 * size * (size - 1) / 2);
     }
@@ -124,7 +138,10 @@ fn errors() -> Outcome {
         let failed = world.remote(to, fail, ("never made".to_owned(),))?;
         for _ in 0..2 {
             let error = world.fetch(&failed).unwrap_err();
-            assert!(matches!(error.kind(), ErrorKind::Creation { .. }) && error.to_string().contains("never made"), "{error}");
+            assert!(
+                matches!(error.kind(), ErrorKind::Creation { .. }) && error.to_string().contains("never made"),
+                "{error}"
+            );
         }
         Ok(())
     })?;
@@ -185,7 +202,11 @@ remote! {
 
 fn on_main() -> Outcome {
     let world = World::init()?;
-    let mut solver = Solver { calls: Vec::new(), home: std::thread::current().id(), _not_send: std::rc::Rc::new(()) };
+    let mut solver = Solver {
+        calls: Vec::new(),
+        home: std::thread::current().id(),
+        _not_send: std::rc::Rc::new(()),
+    };
     world.lead_with(&mut solver, |world| {
         for to in 1..world.size() {
             let x = Tensor::from_vec(vec![1.0f32, 2.0], [2])?;
@@ -199,11 +220,34 @@ fn on_main() -> Outcome {
 
 /// The cases.
 pub const CASES: &[Case] = &[
-    Case { ranks: &[0, 1, 2, 3, 4], ..Case::new("calls::each_kind_of_call_gives_its_result", kinds) },
-    Case { ranks: &[1, 2, 4], ..Case::new("calls::thousands_in_flight", many_in_flight) },
+    Case {
+        ranks: &[0, 1, 2, 3, 4],
+        ..Case::new("calls::each_kind_of_call_gives_its_result", kinds)
+    },
+    Case {
+        ranks: &[1, 2, 4],
+        ..Case::new("calls::thousands_in_flight", many_in_flight)
+    },
+    Case {
+        ranks: &[0, 1, 2],
+        env: &[("RANKGRAD_TICK_MS", "1000"), ("RANKGRAD_SPIN_US", "0")],
+        ..Case::new("calls::to_oneself_wake_who_waits_for_them", woken_at_home)
+    },
     Case::new("calls::nested_calls_in_rings_end", rings),
-    Case { ranks: &[1, 2], ..Case::new("calls::errors_name_rank_and_function", errors) },
-    Case { ranks: &[1, 2, 3], ..Case::new("calls::callbacks_that_call_are_waited_for", callbacks_are_waited_for) },
-    Case { ranks: &[1, 2, 4], ..Case::new("calls::all_ranks_drive_with_four_threads", all_drive) },
-    Case { ranks: &[2, 3], ..Case::new("calls::on_main_functions_run_on_the_main_thread", on_main) },
+    Case {
+        ranks: &[1, 2],
+        ..Case::new("calls::errors_name_rank_and_function", errors)
+    },
+    Case {
+        ranks: &[1, 2, 3],
+        ..Case::new("calls::callbacks_that_call_are_waited_for", callbacks_are_waited_for)
+    },
+    Case {
+        ranks: &[1, 2, 4],
+        ..Case::new("calls::all_ranks_drive_with_four_threads", all_drive)
+    },
+    Case {
+        ranks: &[2, 3],
+        ..Case::new("calls::on_main_functions_run_on_the_main_thread", on_main)
+    },
 ];

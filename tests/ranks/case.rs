@@ -29,6 +29,8 @@ pub struct Case {
 pub enum Expect {
     /// With exit code 0.
     Ok,
+    /// With exit code 0, and each of these texts so many times on standard error.
+    Says(&'static [(&'static str, usize)]),
     /// With another code or by a signal, within so many seconds, with each of these texts on standard error.
     Fails {
         /// Seconds.

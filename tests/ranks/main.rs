@@ -10,9 +10,18 @@
 
 mod calls;
 mod case;
+mod contexts;
 mod driver;
+mod errors;
+mod failure;
 mod launch;
+mod liveness;
+mod optimizer;
+mod progress;
+mod references;
 mod selftest;
+mod settled;
+mod start;
 mod training;
 
 use std::process::ExitCode;
@@ -20,7 +29,19 @@ use std::process::ExitCode;
 use case::Case;
 
 /// The cases of each topic.
-const TOPICS: &[&[Case]] = &[selftest::CASES, calls::CASES, training::CASES];
+const TOPICS: &[&[Case]] = &[
+    selftest::CASES,
+    calls::CASES,
+    references::CASES,
+    errors::CASES,
+    contexts::CASES,
+    training::CASES,
+    optimizer::CASES,
+    start::CASES,
+    progress::CASES,
+    failure::CASES,
+    liveness::CASES,
+];
 
 fn main() -> ExitCode {
     match std::env::var(launch::CASE) {
@@ -31,6 +52,12 @@ fn main() -> ExitCode {
 
 /// What a case comes to.
 pub type Outcome = Result<(), Box<dyn std::error::Error>>;
+
+/// This process's rank as the launcher says it, before MPI is up.
+pub fn launcher_rank() -> u32 {
+    let rank = std::env::var("OMPI_COMM_WORLD_RANK").or_else(|_| std::env::var("PMI_RANK"));
+    rank.ok().and_then(|rank| rank.parse().ok()).unwrap_or(0)
+}
 
 /// The end of a case.
 pub fn ok(result: rankgrad::Result<()>) -> Outcome {

@@ -47,7 +47,9 @@ fn close(a: &[f64], b: &[f64]) {
 }
 
 fn dense(gradient: Option<Gradient>) -> Vec<f64> {
-    Tensor::from_data(gradient.expect("a gradient").to_dense().unwrap()).to_vec::<f64>().unwrap()
+    Tensor::from_data(gradient.expect("a gradient").to_dense().unwrap())
+        .to_vec::<f64>()
+        .unwrap()
 }
 
 /// The same network on one rank, by the local engine.
@@ -69,7 +71,9 @@ fn gradients_equal_one_rank() -> Outcome {
         let x = numbers(&[5, 4], 1);
         let weights: Vec<Tensor> = (0..4).map(|k| numbers(&[4, 4], k + 2)).collect();
         let (loss, gradients) = reference(&x, &weights);
-        let refs: Vec<RRef<Tensor>> = (0..4).map(|k| world.put((k + 1) % size, weights[k as usize].clone())).collect::<Result<_>>()?;
+        let refs: Vec<RRef<Tensor>> = (0..4)
+            .map(|k| world.put((k + 1) % size, weights[k as usize].clone()))
+            .collect::<Result<_>>()?;
         for mode in [Mode::Exact, Mode::Fast] {
             for nested in [false, true] {
                 let ctx = world.context()?;
@@ -84,7 +88,13 @@ fn gradients_equal_one_rank() -> Outcome {
                 };
                 let root = h.mul(&h)?.sum()?;
                 close(&[root.item::<f64>()?], &[loss]);
-                ctx.backward_with(&[root], BackwardOptions { mode, ..Default::default() })?;
+                ctx.backward_with(
+                    &[root],
+                    BackwardOptions {
+                        mode,
+                        ..Default::default()
+                    },
+                )?;
                 for (w, expected) in refs.iter().zip(&gradients) {
                     close(&dense(ctx.gradient(w)?), expected);
                 }
@@ -115,7 +125,10 @@ fn unused_results() -> Outcome {
         let ctx = world.context()?;
         let (product, _) = ctx.call(far, twice, (&x, &w))?;
         let _unused = ctx.call(far, twice, (&x, &w))?;
-        let fast = BackwardOptions { mode: Mode::Fast, ..Default::default() };
+        let fast = BackwardOptions {
+            mode: Mode::Fast,
+            ..Default::default()
+        };
         let error = ctx.backward_with(&[product.sum()?], fast).unwrap_err();
         match error.kind() {
             ErrorKind::UnreachedCalls { calls } => assert!(!calls.is_empty() && calls.iter().all(|c| c.contains("twice")), "{calls:?}"),
@@ -136,7 +149,10 @@ fn repeated() -> Outcome {
         let x = numbers(&[3], 2);
         let (a, b) = ctx.call(far, twice, (&x, &w))?;
         let (a, b) = (a.sum()?, b.sum()?);
-        let keep = BackwardOptions { retain_graph: true, ..Default::default() };
+        let keep = BackwardOptions {
+            retain_graph: true,
+            ..Default::default()
+        };
         ctx.backward_with(&[&a, &b], keep)?;
         let once: Vec<f64> = x.to_vec::<f64>()?.iter().map(|x| x + 1.0).collect();
         close(&dense(ctx.gradient(&w)?), &once);
@@ -181,9 +197,14 @@ fn steps() -> Outcome {
         let size = world.size();
         let x = numbers(&[5, 4], 1);
         let weights: Vec<Tensor> = (0..3).map(|k| numbers(&[4, 4], k + 2)).collect();
-        let refs: Vec<RRef<Tensor>> = (0..3).map(|k| world.put((k + 1) % size, numbers(&[4, 4], k as usize + 2))).collect::<Result<_>>()?;
+        let refs: Vec<RRef<Tensor>> = (0..3)
+            .map(|k| world.put((k + 1) % size, numbers(&[4, 4], k as usize + 2)))
+            .collect::<Result<_>>()?;
         let optimizer = DistributedOptimizer::new(world, Sgd::new(0.1).momentum(0.9), &refs)?;
-        let leaves: Vec<Tensor> = weights.iter().map(|w| Tensor::from_data(w.data()).parameter()).collect::<Result<_>>()?;
+        let leaves: Vec<Tensor> = weights
+            .iter()
+            .map(|w| Tensor::from_data(w.data()).parameter())
+            .collect::<Result<_>>()?;
         let mut local = rankgrad::optim::Optimizer::new(Sgd::new(0.1).momentum(0.9), leaves.clone())?;
         for _ in 0..10 {
             let ctx = world.context()?;
@@ -231,7 +252,13 @@ fn nothing_left() -> Outcome {
     world.serve()?;
     for rank in 0..world.size() {
         let counters = world.counters(rank)?;
-        let alive = (counters.values, counters.handles, counters.contexts, counters.backwards, counters.optimizers);
+        let alive = (
+            counters.values,
+            counters.handles,
+            counters.contexts,
+            counters.backwards,
+            counters.optimizers,
+        );
         assert_eq!(alive, (0, 0, 0, 0, 0), "rank {rank}: {counters:?}");
     }
     ok(world.finish())
@@ -240,9 +267,21 @@ fn nothing_left() -> Outcome {
 /// The cases.
 pub const CASES: &[Case] = &[
     Case::new("training::gradients_over_ranks_equal_those_of_one", gradients_equal_one_rank),
-    Case { ranks: &[1, 2], ..Case::new("training::unused_results_are_no_obstacle_and_fast_mode_names_them", unused_results) },
-    Case { ranks: &[1, 2], ..Case::new("training::repeated_backward_accumulates", repeated) },
-    Case { ranks: &[1, 2, 3], ..Case::new("training::a_failed_backward_changes_nothing_and_names_the_rank", failing) },
+    Case {
+        ranks: &[1, 2],
+        ..Case::new("training::unused_results_are_no_obstacle_and_fast_mode_names_them", unused_results)
+    },
+    Case {
+        ranks: &[1, 2],
+        ..Case::new("training::repeated_backward_accumulates", repeated)
+    },
+    Case {
+        ranks: &[1, 2, 3],
+        ..Case::new("training::a_failed_backward_changes_nothing_and_names_the_rank", failing)
+    },
     Case::new("training::steps_equal_those_of_a_local_optimizer", steps),
-    Case { ranks: &[1, 2, 3], ..Case::new("training::nothing_is_left_behind", nothing_left) },
+    Case {
+        ranks: &[1, 2, 3],
+        ..Case::new("training::nothing_is_left_behind", nothing_left)
+    },
 ];

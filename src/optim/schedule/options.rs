@@ -21,6 +21,7 @@ macro_rules! schedule {
 
         impl $schedule {
             /// The schedule with torch's defaults for what isn't given here. Options are checked when it is used.
+            #[allow(clippy::new_without_default, reason = "most schedules need arguments, and all are made alike")]
             pub fn new($($needed: $needed_type),*) -> Self {
                 Self { $($needed,)* $($field: $default,)* }
             }

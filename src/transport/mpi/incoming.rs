@@ -118,8 +118,8 @@ impl Incoming {
                         from,
                         id,
                         Delivery::Refused {
-                            header: Vec::new(),
-                            bytes,
+                            header: rest.to_vec(),
+                            bytes: bytes.saturating_add(len),
                             limit,
                         },
                     );

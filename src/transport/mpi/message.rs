@@ -31,7 +31,8 @@ pub(super) enum Message {
 pub(super) enum Lead {
     /// The header, of this many bytes, follows.
     Here { header: u64, layouts: Vec<Layout> },
-    /// They are too long, and travel as this many bytes before the first segment.
+    /// They are too long, and travel as this many bytes before the first segment. As much of the header as fits follows, for a
+    /// receiver that refuses.
     Apart { bytes: u64 },
 }
 
@@ -92,7 +93,9 @@ pub(super) fn encode_announcement(transfer: u64, frame: &Frame, slot: &mut [u8])
         lead: Lead::Apart { bytes: lead.len() as u64 },
     };
     let size = encode(&apart, slot).ok_or_else(|| decode_error("an announcement does not fit in the eager limit"))?;
-    Ok((size, lead))
+    let beginning = &header[..header.len().min(slot.len() - size)];
+    slot[size..size + beginning.len()].copy_from_slice(beginning);
+    Ok((size + beginning.len(), lead))
 }
 
 /// Encodes a message without what follows it, if it fits.

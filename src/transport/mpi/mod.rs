@@ -100,23 +100,25 @@ pub struct MpiTransport {
 /// ```
 pub fn start(host: Host<'_>, settings: Settings) -> Result<MpiTransport> {
     settings.check()?;
+    start_together(host, Ok(settings))
+}
+
+/// As [`start`], on a rank that may have found already that it can't: then no rank starts, and each learns which one it was.
+pub(crate) fn start_together(host: Host<'_>, settings: Result<Settings>) -> Result<MpiTransport> {
     let own_mpi = host.is_none();
-    let (comm, thread_level) = start::start(&host)?;
+    let start::Started { comm, thread_level, fit } = start::start(&host)?;
     let (rank, size) = (comm.rank, comm.size);
-    let joined = same_on_all_ranks(&comm, &settings).and_then(|()| {
-        let (doorbells, node_ranks) = Doorbells::new(&comm)?;
-        Ok((doorbells, node_ranks, Engine::new(comm, &settings)?))
-    });
-    let (doorbells, node_ranks, engine) = match joined {
-        Ok(joined) => joined,
+    let mine = settings.and_then(|settings| fit.and(settings.check()).map(|()| settings));
+    let settings = match agree(&comm, mine) {
+        Ok(settings) => settings,
         Err(error) => {
-            if own_mpi {
-                // The first error is the one to tell.
-                let _ = start::finalize();
-            }
-            return Err(error);
+            // On all ranks alike. The first error is the one to tell.
+            let _ = comm.free();
+            return Err(give_up(own_mpi, error));
         }
     };
+    let joined = Doorbells::new(&comm).and_then(|(doorbells, node_ranks)| Ok((doorbells, node_ranks, Engine::new(comm, &settings)?)));
+    let (doorbells, node_ranks, engine) = joined.map_err(|error| give_up(own_mpi, error))?;
     process::opened();
     log::debug!(
         "rank {rank} of {size} is up: {thread_level}, {} ranks on this node",
@@ -141,12 +143,36 @@ pub fn start(host: Host<'_>, settings: Settings) -> Result<MpiTransport> {
     })
 }
 
-/// Sender and receiver must agree on what fits in a slot, and where chunks end.
-fn same_on_all_ranks(comm: &Comm, settings: &Settings) -> Result<()> {
-    let mine = format!("eager_limit={} chunk_limit={}", settings.eager_limit, settings.chunk_limit);
-    let all = comm.all_gather(mine.as_bytes())?;
+/// Ends MPI, if it is ours, after a start that failed.
+fn give_up(own_mpi: bool, error: crate::Error) -> crate::Error {
+    if own_mpi {
+        // The first error is the one to tell.
+        let _ = start::finalize();
+    }
+    error
+}
+
+/// What a rank that can't start says in place of its sizes.
+const CANT: &str = "can't start: ";
+
+/// All ranks can start, and agree on what fits in a slot, and where chunks end; or each learns of the first that can't. Collective.
+fn agree(comm: &Comm, mine: Result<Settings>) -> Result<Settings> {
+    let said = match &mine {
+        Ok(settings) => format!("eager_limit={} chunk_limit={}", settings.eager_limit, settings.chunk_limit),
+        Err(error) => format!("{CANT}{error}"),
+    };
+    let all = comm.all_gather(said.as_bytes())?;
+    let settings = mine?;
+    for (rank, said) in all.iter().enumerate() {
+        if let Some(why) = String::from_utf8_lossy(said).strip_prefix(CANT) {
+            let source = crate::Error::user(why);
+            let operation = "start".into();
+            let rank = rank as u32;
+            return Err(ErrorKind::Remote { rank, operation, source }.into());
+        }
+    }
     match all.iter().position(|other| *other != all[0]) {
-        None => Ok(()),
+        None => Ok(settings),
         Some(rank) => {
             let [first, other] = [0, rank].map(|rank| String::from_utf8_lossy(&all[rank]).into_owned());
             let (name, expected) = (format!("transport on rank {rank}"), format!("the same as on rank 0: {first}"));
@@ -217,7 +243,12 @@ impl MpiTransport {
     }
 
     fn progress(&self, inbox: &mut Vec<(u32, Delivery)>) -> Result<bool> {
-        let mut guard = lock(&self.engine);
+        // A poll doesn't wait: who holds the lock may be the host, in a call of its own that blocks for long.
+        let mut guard = match self.engine.try_lock() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Ok(false),
+        };
         let Some(engine) = guard.as_mut() else { return Ok(false) };
         let moved = engine.progress(&self.doorbells, inbox);
         self.note(engine);
@@ -353,6 +384,15 @@ impl Transport for MpiTransport {
 
     fn wake(&self) {
         self.doorbells.wake();
+    }
+
+    fn is_serialized(&self) -> bool {
+        self.thread_level < ThreadLevel::Multiple
+    }
+
+    fn exclusive(&self, f: &mut dyn FnMut()) {
+        let _one_at_a_time = self.is_serialized().then(|| self.engine());
+        f();
     }
 
     fn traffic(&self) -> Traffic {

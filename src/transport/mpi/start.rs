@@ -110,8 +110,17 @@ fn enough(granted: ThreadLevel, cure: &str) -> Result<()> {
     .into())
 }
 
-/// Starts MPI if there is no host; returns a communicator of our own and the level. Collective over its ranks.
-pub(super) fn start(host: &Host) -> Result<(Comm, ThreadLevel)> {
+/// MPI is up, and we have a communicator of our own.
+#[derive(Debug)]
+pub(super) struct Started {
+    pub(super) comm: Comm,
+    pub(super) thread_level: ThreadLevel,
+    /// Whether this rank can go on. Others may see it otherwise, so they must be told.
+    pub(super) fit: Result<()>,
+}
+
+/// Starts MPI if there is no host. Collective over its ranks.
+pub(super) fn start(host: &Host) -> Result<Started> {
     let (mut up, mut over) = (0, 0);
     // SAFETY: both may be called at any time, and write to our variables.
     unsafe {
@@ -136,12 +145,6 @@ pub(super) fn start(host: &Host) -> Result<(Comm, ThreadLevel)> {
     let mut granted = 0;
     // SAFETY: MPI is up.
     unsafe { mpi_call!(MPI_Query_thread(&mut granted)) }?;
-    // Every rank was initialised alike, as a rule: each looks at its own level only, before anything collective.
-    enough(
-        level(granted),
-        "initialise MPI with MPI_Init_thread(MPI_THREAD_MULTIPLE) instead of MPI_Init",
-    )?;
-    check_launcher()?;
     // SAFETY: constants of MPI.
     if communicator == unsafe { ffi::RSMPI_COMM_NULL } {
         return Err(init_error(
@@ -151,10 +154,13 @@ pub(super) fn start(host: &Host) -> Result<(Comm, ThreadLevel)> {
     }
     // SAFETY: the communicator is alive, as it is borrowed or its giver said so.
     let comm = unsafe { Comm::duplicate(communicator) }?;
-    Ok((comm, level(granted)))
+    let thread_level = level(granted);
+    let cure = "initialise MPI with MPI_Init_thread(MPI_THREAD_MULTIPLE) instead of MPI_Init";
+    let fit = enough(thread_level, cure).and_then(|()| check_launcher());
+    Ok(Started { comm, thread_level, fit })
 }
 
-fn start_own(up: bool) -> Result<(Comm, ThreadLevel)> {
+fn start_own(up: bool) -> Result<Started> {
     if up {
         let cure = "give it a communicator, for example `World::builder().communicator(&comm)`";
         return Err(init_error("the host program has already initialised MPI", cure));
@@ -170,12 +176,11 @@ fn start_own(up: bool) -> Result<(Comm, ThreadLevel)> {
         ))?;
     }
     let cure = "rebuild MPI with thread support (Open MPI before 3: --enable-mpi-thread-multiple; MPICH: --enable-threads=multiple)";
+    let thread_level = level(granted);
+    let fit = enough(thread_level, cure).and_then(|()| check_launcher());
     // SAFETY: MPI is up, and the communicator is one of its constants.
-    let started = enough(level(granted), cure)
-        .and_then(|()| check_launcher())
-        .and_then(|()| unsafe { Comm::duplicate(ffi::RSMPI_COMM_WORLD) });
-    match started {
-        Ok(comm) => Ok((comm, level(granted))),
+    match unsafe { Comm::duplicate(ffi::RSMPI_COMM_WORLD) } {
+        Ok(comm) => Ok(Started { comm, thread_level, fit }),
         Err(error) => {
             // The first error is the one to tell.
             let _ = finalize();

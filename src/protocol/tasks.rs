@@ -1,0 +1,199 @@
+//! Requests of other ranks (and of this one to itself): how they arrive, wait, run, and are answered.
+
+use super::*;
+
+impl<V: Clone, P: Default> Rank<V, P> {
+    /// A request has arrived whose tensors the driver refused.
+    pub(crate) fn refuse_request(&mut self, from: u32, id: RequestId, op: Op, refs: Vec<RefId>, error: Error) {
+        self.received += 1;
+        self.arrive(TaskId { from, request: id }, op, refs, P::default(), Some(error));
+        self.settle_local();
+    }
+
+    pub(super) fn arrive(&mut self, task: TaskId, op: Op, refs: Vec<RefId>, payload: P, refused: Option<Error>) {
+        let mut unconfirmed = 0;
+        for &id in &refs {
+            if self.refs.receive(id, task.from) {
+                self.register(id, Registering::Task(task));
+                unconfirmed += 1;
+            }
+        }
+        let (creates, context, queued) = match &op {
+            Op::Call { create, context, gate, .. } => (*create, context.as_ref(), gate.queued),
+            Op::Fetch { context, .. } => (None, context.as_ref(), false),
+            _ => (None, None, false),
+        };
+        if let Some(value) = creates {
+            self.refs.creating(value, task.from);
+        }
+        let met = context.map_or(Ok(false), |tag| self.contexts.meet(tag.context));
+        let incoming = Incoming {
+            stage: Stage::Running(self.now),
+            creates,
+            queued: false,
+            new_child: matches!(met, Ok(true)),
+            unconfirmed,
+        };
+        self.incoming.insert(task, incoming);
+        if let Some(error) = met.err().or(refused) {
+            return self.refuse(task, error, refs);
+        }
+        let mut waits = 0;
+        let wanted = match &op {
+            Op::Fetch { value, .. } => Some(*value),
+            _ => None,
+        };
+        let local = refs.iter().filter(|r| r.owner == self.me).map(|r| r.value);
+        for value in local.chain(wanted).collect::<BTreeSet<_>>() {
+            if self.refs.park(value, task) {
+                waits += 1;
+            }
+        }
+        if let Some(incoming) = self.incoming.get_mut(&task) {
+            incoming.queued = queued;
+            if waits > 0 {
+                incoming.stage = Stage::Parked(waits, Box::new((op, refs, payload)));
+                return;
+            }
+        }
+        self.launch(task, op, refs, payload);
+    }
+
+    pub(super) fn unpark(&mut self, task: TaskId) {
+        let Some(incoming) = self.incoming.get_mut(&task) else { return };
+        let Stage::Parked(waits, _) = &mut incoming.stage else { return };
+        *waits -= 1;
+        if *waits > 0 {
+            return;
+        }
+        let stage = std::mem::replace(&mut incoming.stage, Stage::Running(self.now));
+        if let Stage::Parked(_, parts) = stage {
+            let (op, refs, payload) = *parts;
+            self.launch(task, op, refs, payload);
+        }
+    }
+
+    /// All that a request needs is here: hands it to the driver, or does it.
+    pub(super) fn launch(&mut self, task: TaskId, op: Op, refs: Vec<RefId>, payload: P) {
+        match op {
+            Op::Call {
+                function,
+                create,
+                context,
+                gate,
+            } => {
+                if let Some(error) = gate
+                    .gradients_of
+                    .and_then(|c| self.check_gradients("step or gradient access", c).err())
+                {
+                    return self.refuse(task, error, refs);
+                }
+                let work = Work::Call {
+                    function,
+                    creates: create.is_some(),
+                    queued: gate.queued,
+                    context,
+                    payload,
+                    refs,
+                };
+                if gate.queued {
+                    if let Some(incoming) = self.incoming.get_mut(&task) {
+                        incoming.stage = Stage::Queued(Box::new(work));
+                        self.queue.push_back(task);
+                    }
+                    self.pump_queue();
+                } else {
+                    self.run(task, work);
+                }
+            }
+            Op::Fetch { value, context } => match self.lookup("fetch", value) {
+                Ok(Some(value)) => self.run(task, Work::Encode { value, context }),
+                Ok(None) => unreachable!("a fetch is parked until its value is made"),
+                Err(error) => self.answer(task, Answer::default(), Err(error)),
+            },
+            Op::Backward {
+                context,
+                backward,
+                manner,
+                part,
+            } => self.backward_part(task, context, backward, manner, part, payload),
+            Op::Release { context, low } => self.release(context, low, Some(task), None),
+        }
+    }
+
+    pub(super) fn run(&mut self, task: TaskId, work: Work<V, P>) {
+        if let Some(incoming) = self.incoming.get_mut(&task) {
+            incoming.stage = Stage::Running(self.now);
+        }
+        self.actions.push(Action::Run { task, work });
+    }
+
+    pub(super) fn pump_queue(&mut self) {
+        while !self.queue_busy {
+            let Some(task) = self.queue.pop_front() else { return };
+            let Some(incoming) = self.incoming.get_mut(&task) else { continue };
+            if let Stage::Queued(work) = std::mem::replace(&mut incoming.stage, Stage::Running(self.now)) {
+                self.queue_busy = true;
+                self.run(task, *work);
+            }
+        }
+    }
+
+    pub(super) fn refuse(&mut self, task: TaskId, error: Error, refs: Vec<RefId>) {
+        for id in refs {
+            self.refs.drop_handle(id);
+        }
+        if let Some(value) = self.incoming.get(&task).and_then(|i| i.creates) {
+            self.fail_creation(value, &error);
+        }
+        self.answer(task, Answer::default(), Err(error));
+    }
+
+    pub(super) fn answer(&mut self, task: TaskId, answer: Answer, outcome: Result<(), Error>) {
+        self.answer_with(task, answer, outcome, Vec::new(), P::default());
+    }
+
+    pub(super) fn answer_with(&mut self, task: TaskId, answer: Answer, outcome: Result<(), Error>, refs: Vec<RefId>, payload: P) {
+        let Some(incoming) = self.incoming.get_mut(&task) else { return };
+        if incoming.unconfirmed > 0 {
+            // References in the reply are alive: the driver holds a handle on each until the reply has gone.
+            for &id in &refs {
+                self.refs.retain(id);
+            }
+            incoming.stage = Stage::Held(Box::new(HeldReply {
+                answer,
+                outcome,
+                refs,
+                payload,
+            }));
+            return;
+        }
+        let new_child = incoming.new_child;
+        self.incoming.remove(&task);
+        let pins: Vec<RefId> = refs.iter().copied().filter(|&id| self.refs.send(id, task.from)).collect();
+        if !pins.is_empty() {
+            self.reply_pins.insert(task, pins);
+        }
+        let answer = Answer { new_child, ..answer };
+        self.send(
+            task.from,
+            Message::Reply {
+                id: task.request,
+                answer,
+                outcome,
+                refs,
+            },
+            payload,
+        );
+    }
+
+    pub(super) fn status(&self, task: TaskId) -> Status {
+        match self.incoming.get(&task).map(|i| &i.stage) {
+            None => Status::Unknown,
+            Some(Stage::Parked(..)) => Status::Parked,
+            Some(Stage::Queued(_)) => Status::Queued(self.queue.iter().position(|&t| t == task).map_or(1, |n| n as u64 + 1)),
+            Some(Stage::Running(since)) => Status::Running(self.now.saturating_sub(*since).as_secs_f64()),
+            Some(Stage::Held(_)) => Status::Confirming,
+        }
+    }
+}

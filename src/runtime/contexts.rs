@@ -1,0 +1,118 @@
+//! Contexts of this rank: opening, releasing, going back.
+
+use super::*;
+
+impl Runtime {
+    pub(crate) fn open_context(self: &Arc<Self>) -> Result<ContextId> {
+        self.event(|core| core.rank.open_context())
+    }
+
+    pub(crate) fn context_low(&self) -> u64 {
+        lock(&self.core).rank.context_low()
+    }
+
+    pub(crate) fn check_context(&self, operation: &str, context: ContextId) -> Result<()> {
+        lock(&self.core).rank.check_context(operation, context)
+    }
+
+    pub(crate) fn check_gradients(&self, operation: &str, context: ContextId) -> Result<()> {
+        lock(&self.core).rank.check_gradients(operation, context)
+    }
+
+    /// Releases a context of this rank; the slot is filled when all ranks have.
+    pub(crate) fn release_context(self: &Arc<Self>, context: ContextId) -> Result<(RequestId, Arc<Slot>)> {
+        let slot = Slot::new();
+        let waiting = Arc::clone(&slot);
+        let id = self.event(move |core| {
+            let id = core.rank.release_context(context);
+            core.waiting.insert(id, waiting);
+            id
+        })?;
+        Ok((id, slot))
+    }
+
+    /// Runs a backward of one of this rank's contexts. `set_roots` tells the executor its roots; it is called if no other backward is under way.
+    pub(crate) fn backward(
+        self: &Arc<Self>,
+        context: ContextId,
+        number: u32,
+        manner: Manner,
+        limit: Option<Limit>,
+        set_roots: impl FnOnce(),
+    ) -> Result<()> {
+        let slot = Slot::new();
+        let waiting = Arc::clone(&slot);
+        let (begun, after) = self.step(move |core| {
+            core.rank.begin_backward(context, number, manner)?;
+            core.backwards.insert(context, waiting);
+            Ok::<(), Error>(())
+        })?;
+        let todos = self.settle(after);
+        begun?;
+        set_roots();
+        for todo in todos {
+            match todo {
+                Todo::Engine { context: c, .. } if c == context => self.run(todo, None)?,
+                other => self.hand_over(other),
+            }
+        }
+        slot.wait_here();
+        let start = Instant::now();
+        let mut asked = start;
+        loop {
+            let next = asked + self.ask_after();
+            let silent = lock(&self.core).rank.backward_silent(context);
+            // It was asked when `ask_after` had passed without a word.
+            let lost = silent
+                .zip(self.settings.timeout())
+                .map(|((_, since), t)| self.started + since + t - self.ask_after());
+            let end = limit.and_then(Limit::end).into_iter().chain(lost).min();
+            let until = end.map_or(next, |e| e.min(next));
+            if self.wait_until(&|| slot.is_done(), Permission::Engine(context), Some(until))? {
+                return slot.take().map_or(Ok(()), |reply| reply.map(drop));
+            }
+            let now = Instant::now();
+            let (ranks, still_silent) = {
+                let core = lock(&self.core);
+                (core.rank.backward_waits_for(context), core.rank.backward_silent(context))
+            };
+            if end.is_some_and(|e| now >= e) && (lost != end || still_silent == silent) {
+                let rank = still_silent.map(|s| s.0).or(ranks.first().copied()).unwrap_or(self.rank());
+                let seconds = limit.map_or(start.elapsed(), |l| l.time).as_secs_f64();
+                let status = match still_silent {
+                    Some((_, since)) => format!(
+                        "it has said nothing for {:.1} s",
+                        (self.started.elapsed() - since + self.ask_after()).as_secs_f64()
+                    ),
+                    None => format!("waiting for ranks {ranks:?}"),
+                };
+                let error: Error = ErrorKind::Timeout {
+                    operation: "backward".into(),
+                    rank,
+                    seconds,
+                    status,
+                }
+                .into();
+                let abandoned = error.clone();
+                self.event(|core| {
+                    core.backwards.remove(&context);
+                    core.rank.abandon_backward(context, abandoned);
+                })?;
+                return Err(error);
+            }
+            if now >= next {
+                log::warn!(
+                    "rank {}: backward of context {context} waits for ranks {ranks:?}, {:.1} s",
+                    self.rank(),
+                    start.elapsed().as_secs_f64()
+                );
+                asked = now;
+                self.event(|core| core.rank.probe_backward(context))?;
+            }
+        }
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        lock(&self.core).rank.counters()
+    }
+}

@@ -1,0 +1,75 @@
+//! Serving, and the end.
+
+use super::*;
+
+impl Runtime {
+    /// Rank 0's part in `lead` is over: tells all.
+    pub(crate) fn tell_led(self: &Arc<Self>, error: Option<String>) -> Result<()> {
+        self.event(|core| core.rank.led(error))
+    }
+
+    /// Serves until rank 0's part in `lead` is over; what it came to.
+    pub(crate) fn wait_led(self: &Arc<Self>, main: Option<&mut dyn Any>) -> Result<Option<String>> {
+        self.serve_main(&|| !lock(&self.led).is_empty(), main, "rank 0's closure in `lead`")?;
+        Ok(lock(&self.led).pop_front().flatten())
+    }
+
+    /// Serves until all ranks have come to the end and nothing is on the way.
+    pub(crate) fn drain(self: &Arc<Self>, main: Option<&mut dyn Any>) -> Result<()> {
+        let before = self.ended.load(Ordering::SeqCst);
+        self.event(|core| core.rank.enter_end())?;
+        self.serve_main(&|| self.ended.load(Ordering::SeqCst) > before, main, "the end")
+    }
+
+    /// Serves on the main thread; runs `on_main` functions if it has their state.
+    pub(super) fn serve_main(self: &Arc<Self>, done: &dyn Fn() -> bool, mut main: Option<&mut dyn Any>, what: &str) -> Result<()> {
+        let mut logged = Instant::now();
+        loop {
+            let woken = || done() || !lock(&self.main).is_empty();
+            let until = logged + Duration::from_secs(5);
+            if self.wait_until(&woken, Permission::Everything, Some(until))? {
+                let todo = lock(&self.main).pop_front();
+                match todo {
+                    Some(todo) => self.run(todo, main.as_deref_mut())?,
+                    None if done() => return Ok(()),
+                    None => {}
+                }
+                continue;
+            }
+            logged = Instant::now();
+            let missing = lock(&self.core).rank.missing_at_end();
+            log::info!(
+                "rank {}: serving until {what}; ranks below that haven't come: {missing:?}",
+                self.rank()
+            );
+        }
+    }
+
+    /// Collective end, after [`drain`](Self::drain): ends our threads and the transport.
+    pub(crate) fn close(self: &Arc<Self>) -> Result<()> {
+        self.finished.store(true, Ordering::SeqCst);
+        let held = lock(&self.core).rank.still_held();
+        for (id, holders, handles, value) in held {
+            log::warn!(
+                "rank {}: value {} ({}), made for rank {}, is still held at the end: by ranks {holders:?}, {handles} handles here",
+                self.rank(),
+                id.value,
+                self.executor.describe(&value),
+                id.value.rank()
+            );
+        }
+        self.pool.close();
+        self.stopped.store(true, Ordering::SeqCst);
+        self.transport.wake();
+        for thread in std::mem::take(&mut *lock(&self.service)) {
+            while !thread.is_finished() {
+                self.transport.wake();
+                std::thread::sleep(Duration::from_micros(50));
+            }
+            if thread.join().is_err() {
+                log::error!("rank {}: a service thread panicked", self.rank());
+            }
+        }
+        self.transport.close()
+    }
+}

@@ -1,0 +1,197 @@
+//! Requests of this rank, and waiting for their answers.
+
+use super::*;
+
+impl Runtime {
+    /// A new reference to a value that a request will create.
+    pub(crate) fn allocate(self: &Arc<Self>, owner: u32) -> Result<RefId> {
+        self.event(|core| core.rank.allocate(owner))
+    }
+
+    /// The request that was to create a value wasn't sent.
+    pub(crate) fn never_sent(self: &Arc<Self>, id: RefId, error: &Error) -> Result<()> {
+        self.event(|core| core.rank.never_sent(id, error))
+    }
+
+    /// A handle on a value that is known by its id alone.
+    pub(crate) fn attach(self: &Arc<Self>, id: RefId) -> Result<()> {
+        self.event(|core| core.rank.attach(id))
+    }
+
+    /// Keeps a value on this rank.
+    pub(crate) fn keep(self: &Arc<Self>, value: Value) -> Result<RefId> {
+        self.event(|core| core.rank.keep(value))
+    }
+
+    /// A value of this rank, once it is made.
+    pub(crate) fn value(self: &Arc<Self>, operation: &str, value: ValueId) -> Result<Value> {
+        self.check_alive(operation)?;
+        let found = std::cell::RefCell::new(None);
+        let look = || match lock(&self.core).rank.lookup(operation, value) {
+            Ok(None) => false,
+            other => {
+                *found.borrow_mut() = Some(other);
+                true
+            }
+        };
+        self.wait_until(&look, Permission::Nothing, None)?;
+        match found.into_inner() {
+            Some(Ok(Some(value))) => Ok(value),
+            Some(Err(e)) => Err(e),
+            _ => Err(ErrorKind::ShutDown {
+                operation: operation.into(),
+            }
+            .into()),
+        }
+    }
+
+    /// A handle was dropped. May be called anywhere, whatever is locked.
+    pub(crate) fn dropped(&self, id: RefId) {
+        if !self.is_finished() {
+            lock(&self.dropped).push(id);
+            self.any_dropped.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// Sends a request. With `window`, blocks until the window to the receiver has room (or refuses, if it mustn't).
+    pub(crate) fn request(self: &Arc<Self>, request: Request) -> Result<(RequestId, Arc<Slot>)> {
+        self.check_alive(&request.operation)?;
+        self.check_rank(&request.operation, request.to)?;
+        let Request {
+            to,
+            op,
+            encoded,
+            window,
+            operation,
+            waits,
+            limit,
+        } = request;
+        let size = encoded.payload.size();
+        if window != Windowed::Bypass && to != self.rank() {
+            let open = || lock(&self.core).rank.window_is_open(to, size);
+            if !open() {
+                if window == Windowed::Refuse {
+                    let (requests, bytes) = lock(&self.core).rank.outstanding(to);
+                    return Err(ErrorKind::WindowFull {
+                        operation,
+                        rank: to,
+                        requests,
+                        bytes,
+                    }
+                    .into());
+                }
+                if !self.wait_until(&open, Permission::Nothing, limit.and_then(Limit::end))? {
+                    let (requests, bytes) = lock(&self.core).rank.outstanding(to);
+                    let status = format!("the window to it stayed full: {requests} requests, {bytes} bytes");
+                    let seconds = limit.map_or(0.0, |l| l.time.as_secs_f64());
+                    return Err(ErrorKind::Timeout {
+                        operation,
+                        rank: to,
+                        seconds,
+                        status,
+                    }
+                    .into());
+                }
+            }
+        }
+        let counted = (window != Windowed::Bypass).then_some(size);
+        let slot = Slot::new();
+        let waiting = Arc::clone(&slot);
+        let stepped = self.step(move |core| {
+            let id = core.rank.request(to, op, encoded.refs, encoded.payload, counted);
+            core.waiting.insert(id, waiting);
+            id
+        });
+        drop(encoded.handles);
+        let (id, after) = stepped?;
+        let own = TaskId {
+            from: self.rank(),
+            request: id,
+        };
+        for todo in self.settle(after) {
+            match todo {
+                // The caller would only wait for it: it may as well do it.
+                Todo::Task { task, .. } if waits && task == own => self.run(todo, None)?,
+                todo => self.hand_over(todo),
+            }
+        }
+        Ok((id, slot))
+    }
+
+    /// How long a wait lasts before it asks; early enough for the answer to count.
+    pub(super) fn ask_after(&self) -> Duration {
+        let after = self.settings.status_after();
+        self.settings.timeout().map_or(after, |timeout| after.min(timeout / 2))
+    }
+
+    /// Waits for the answer to a request. Without a limit, the time since the receiver last said that it has the request counts.
+    pub(crate) fn wait(self: &Arc<Self>, slot: &Slot, what: &Waiting<'_>) -> Result<Reply> {
+        let start = Instant::now();
+        slot.wait_here();
+        let mut asked: Option<Instant> = None;
+        let heard = || slot.heard().unwrap_or(start);
+        let end = || match what.limit {
+            Some(limit) => limit.end(),
+            None => self.settings.timeout().map(|t| heard() + t),
+        };
+        loop {
+            let ask = asked.unwrap_or(start).max(heard()) + self.ask_after();
+            let until = end().map_or(ask, |e| e.min(ask));
+            if self.wait_until(&|| slot.is_done(), Permission::Nothing, Some(until))? {
+                return slot.take().ok_or_else(|| {
+                    ErrorKind::ShutDown {
+                        operation: what.operation.into(),
+                    }
+                    .into()
+                });
+            }
+            let now = Instant::now();
+            let status = slot.status();
+            let to = lock(&self.core)
+                .rank
+                .release_waits_for(what.request)
+                .first()
+                .copied()
+                .unwrap_or(what.to);
+            // Looked at again: an answer may have come meanwhile.
+            if end().is_some_and(|e| now >= e) {
+                let status = status.map_or("it said nothing".into(), |(s, at)| {
+                    format!("{s}, {:.1} s ago", at.elapsed().as_secs_f64())
+                });
+                let seconds = what
+                    .limit
+                    .map(|l| l.time)
+                    .or(self.settings.timeout())
+                    .unwrap_or_default()
+                    .as_secs_f64();
+                return Err(ErrorKind::Timeout {
+                    operation: what.operation.into(),
+                    rank: to,
+                    seconds,
+                    status,
+                }
+                .into());
+            }
+            if now < ask {
+                continue;
+            }
+            if let (Some((status, _)), Some(_)) = (status, asked) {
+                log::warn!(
+                    "rank {}: `{}` on rank {to}: {status}; waited {:.1} s",
+                    self.rank(),
+                    what.operation,
+                    start.elapsed().as_secs_f64()
+                );
+            } else {
+                log::warn!(
+                    "rank {}: still waiting for `{}` on rank {to}, {:.1} s",
+                    self.rank(),
+                    what.operation,
+                    start.elapsed().as_secs_f64()
+                );
+            }
+            asked = Some(now);
+            self.event(|core| core.rank.query(what.request))?;
+        }
+    }
+}

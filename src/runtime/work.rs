@@ -1,0 +1,50 @@
+//! Doing what the state machine asks for: on this thread, on the pool, on the main thread.
+
+use super::*;
+
+impl Runtime {
+    pub(super) fn push_to_pool(self: &Arc<Self>, todo: Todo) {
+        let runtime = Arc::clone(self);
+        self.pool.push(move || {
+            if let Err(e) = runtime.run(todo, None) {
+                runtime.abort(&format!("can't answer: {e}"));
+            }
+        });
+    }
+
+    pub(super) fn push_main(&self, todo: Todo) {
+        lock(&self.main).push_back(todo);
+        self.transport.wake();
+    }
+
+    /// Does a piece of work on this thread, and what follows from it.
+    pub(super) fn run(self: &Arc<Self>, todo: Todo, mut main: Option<&mut dyn Any>) -> Result<()> {
+        let mut next = Some(todo);
+        while let Some(todo) = next.take() {
+            let (_, after) = match todo {
+                Todo::Task { task, job, .. } | Todo::OnMain { task, job } => {
+                    let Done { outcome, handles } = self.executor.execute(self, job, main.as_deref_mut());
+                    let done = self.step(|core| core.rank.done(task, outcome))?;
+                    drop(handles);
+                    done
+                }
+                Todo::Engine {
+                    context,
+                    retain_graph,
+                    inputs,
+                } => {
+                    let output = self.executor.engine(self, context, retain_graph, inputs);
+                    self.step(|core| core.rank.engine_done(context, output))?
+                }
+            };
+            let mut todos = self.settle(after);
+            if todos.len() == 1 && !matches!(todos[0], Todo::OnMain { .. }) {
+                next = todos.pop();
+            }
+            for todo in todos {
+                self.hand_over(todo);
+            }
+        }
+        Ok(())
+    }
+}
