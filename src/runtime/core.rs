@@ -121,7 +121,10 @@ impl Runtime {
         if after.awaited {
             self.wake_leader();
         }
-        drop(after.garbage);
+        // A user's `drop` may panic.
+        if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(after.garbage))).is_err() {
+            log::error!("rank {}: a value's `drop` panicked", self.rank());
+        }
         for context in after.forget {
             self.executor.forget(context);
         }
