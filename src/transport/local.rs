@@ -308,6 +308,11 @@ mod tests {
         ranks[0].poll(&mut inbox).unwrap();
         assert!(matches!(&inbox[0], (0, Delivery::Refused { header, bytes: 104, limit: 100 }) if header[0] == 1));
         assert!(matches!(&inbox[1], (0, Delivery::Frame(frame)) if frame.header[0] == 2));
+        let mut long = frame(3, 1);
+        long.header.resize(500, 3);
+        ranks[0].send(0, long).unwrap();
+        ranks[0].poll(&mut inbox).unwrap();
+        assert!(matches!(&inbox[2], (0, Delivery::Refused { header, bytes: 508, limit: 100 }) if header[0] == 3));
         assert!(matches!(
             ranks[0].send(1, Frame::default()).unwrap_err().kind(),
             ErrorKind::UnknownRank { rank: 1, size: 1, .. }

@@ -201,8 +201,9 @@ mod tests {
         assert_eq!(decode_header(header, rest).unwrap(), vec![5; 30]);
 
         let (size, lead) = encode_announcement(u64::MAX, &frame(3_000), &mut slot).unwrap();
-        let (message, _) = decode(&slot[..size]).unwrap();
+        let (message, beginning) = decode(&slot[..size]).unwrap();
         assert!(matches!(message, Message::Announce { bytes: 29, lead: Lead::Apart { bytes }, .. } if bytes == lead.len() as u64));
+        assert_eq!((size, beginning), (slot.len(), &[5; 3_000][..beginning.len()]));
         let (layouts, header) = decode_lead(&lead).unwrap();
         assert_eq!((layouts.len(), header.len()), (2, 3_000));
     }
