@@ -115,6 +115,7 @@ pub(crate) struct Runtime {
     dedicated: bool,
     one_node: bool,
     started: Instant,
+    main_thread: std::thread::ThreadId,
     /// Handles that were dropped, wherever that was.
     dropped: Mutex<Vec<RefId>>,
     any_dropped: AtomicBool,
@@ -177,6 +178,7 @@ impl Runtime {
             progress: Default::default(),
             host: Default::default(),
             started: Instant::now(),
+            main_thread: std::thread::current().id(),
             dropped: Mutex::default(),
             any_dropped: AtomicBool::new(false),
             callbacks: AtomicUsize::new(0),

@@ -112,6 +112,10 @@ impl Runtime {
             match todo {
                 // The caller would only wait for it: it may as well do it.
                 Todo::Task { task, .. } if waits && task == own => self.run(todo, None)?,
+                // On the main thread nobody else could: it isn't in `serve_with`, and says so.
+                Todo::OnMain { task, .. } if waits && task == own && std::thread::current().id() == self.main_thread => {
+                    self.run(todo, None)?
+                }
                 todo => self.hand_over(todo),
             }
         }

@@ -208,6 +208,9 @@ fn on_main() -> Outcome {
         _not_send: std::rc::Rc::new(()),
     };
     world.lead_with(&mut solver, |world| {
+        // This main thread is here, not serving: it says so instead of waiting for itself.
+        let error = world.call(0, solve, (Tensor::scalar(1.0),)).unwrap_err();
+        assert!(matches!(error.root(), ErrorKind::NotServing { rank: 0, .. }), "{error}");
         for to in 1..world.size() {
             let x = Tensor::from_vec(vec![1.0f32, 2.0], [2])?;
             assert_eq!(world.call(to, solve, (x,))?.to_vec::<f32>()?, [2.0, 4.0]);
