@@ -40,7 +40,7 @@ impl Drop for Handle {
 /// stays alive as long as anybody holds a reference, or one is on the way. Serialising it elsewhere is an error.
 ///
 /// What to do with it: [`fetch`](crate::Calls::fetch), [`local`](Self::local) on the owner, pass it to a function that runs there,
-/// [`call_mut`](crate::Calls::call_mut), [`assign`](crate::Calls::assign).
+/// [`call_mut`](crate::Calls::call_mut), [`assign`](crate::ParameterCalls::assign).
 pub struct RRef<T: ?Sized> {
     handle: Arc<Handle>,
     value: PhantomData<fn() -> Box<T>>,
