@@ -176,7 +176,13 @@ impl DistributedOptimizer {
     pub fn set_lr(&mut self, lr: f64) -> Result<()> {
         if !lr.is_finite() {
             let (optimizer, option) = (self.spec.name().into(), "lr".into());
-            return Err(ErrorKind::OptionValue { optimizer, option, value: lr.to_string(), bound: "a finite number".into() }.into());
+            return Err(ErrorKind::OptionValue {
+                optimizer,
+                option,
+                value: lr.to_string(),
+                bound: "a finite number".into(),
+            }
+            .into());
         }
         self.set_option("lr", lr)
     }
