@@ -15,6 +15,8 @@ mod registering;
 mod releasing;
 mod requests;
 mod tasks;
+#[cfg(test)]
+mod tests;
 mod wishes;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -193,8 +195,8 @@ pub(crate) struct Rank<V, P> {
     incoming: HashMap<TaskId, Incoming<V, P>>,
     /// References of third ranks in replies of ours, kept until the receiver confirms.
     reply_pins: HashMap<TaskId, Vec<RefId>>,
-    /// Registrations under way: for each, who waits for it.
-    registering: HashMap<RefId, Vec<Registering>>,
+    /// Registrations under way, oldest first: for each, who waits for it.
+    registering: HashMap<RefId, VecDeque<Registering>>,
     /// Replies to confirm once so many registrations are through.
     confirming: HashMap<TaskId, usize>,
     releases: HashMap<u64, Release>,
@@ -219,6 +221,8 @@ enum Registering {
     Task(TaskId),
     /// A confirmation to the sender of a reply waits; `from` is the sender.
     Reply(TaskId),
+    /// Nobody does.
+    Nobody,
 }
 
 impl<V: Clone, P: Default> Rank<V, P> {
@@ -330,7 +334,13 @@ impl<V: Clone, P: Default> Rank<V, P> {
                 self.send(from, Message::Registered { value }, P::default());
             }
             Message::Registered { value } => {
-                for waiting in self.registering.remove(&RefId { owner: from, value }).unwrap_or_default() {
+                // The owner answers registrations in order; a second one may be on the way, of an entry that was let go and came back.
+                let id = RefId { owner: from, value };
+                let waiting = self.registering.get_mut(&id).and_then(VecDeque::pop_front);
+                if self.registering.get(&id).is_some_and(VecDeque::is_empty) {
+                    self.registering.remove(&id);
+                }
+                if let Some(waiting) = waiting {
                     self.registered(waiting);
                 }
             }

@@ -4,7 +4,7 @@ use super::*;
 
 impl<V: Clone, P: Default> Rank<V, P> {
     pub(super) fn register(&mut self, id: RefId, waiting: Registering) {
-        self.registering.entry(id).or_default().push(waiting);
+        self.registering.entry(id).or_default().push_back(waiting);
         self.send(id.owner, Message::Register { value: id.value }, P::default());
     }
 
@@ -30,6 +30,7 @@ impl<V: Clone, P: Default> Rank<V, P> {
                     }
                 }
             }
+            Registering::Nobody => {}
             Registering::Reply(reply) => {
                 let Some(left) = self.confirming.get_mut(&reply) else { return };
                 *left -= 1;

@@ -42,7 +42,7 @@ impl<V: Clone, P: Default> Rank<V, P> {
     /// A handle on a value that is known by its id alone.
     pub(crate) fn attach(&mut self, id: RefId) {
         if self.refs.receive(id, u32::MAX) {
-            self.send(id.owner, Message::Register { value: id.value }, P::default());
+            self.register(id, Registering::Nobody);
         }
     }
 
