@@ -10,8 +10,15 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// An error travels between ranks as it is: what a remote function returned on its rank is what its caller gets,
 /// wrapped in [`ErrorKind::Remote`] with the rank and the function.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
 pub struct Error(Box<ErrorKind>);
+
+/// As the text: what a `main` that returns an error prints.
+impl std::fmt::Debug for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}
 
 impl Error {
     /// The facts of this error.
@@ -382,7 +389,9 @@ pub enum ErrorKind {
         type_name: String,
     },
     /// An `on_main` function was called on a rank whose main thread doesn't serve such functions.
-    #[error("`{function}` runs on the main thread of rank {rank}, which is not in `serve_with`")]
+    #[error(
+        "`{function}` runs on the main thread of rank {rank}, which is not serving with a state (`serve_with`; `lead_with` on the ranks that serve)"
+    )]
     NotServing {
         /// The rank.
         rank: u32,

@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use rand::seq::IndexedRandom;
+use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -204,11 +204,9 @@ impl Ranks {
     /// Until nothing is on the way and no task is left.
     fn settle(&mut self) {
         loop {
-            let moved = if self.rng.random_bool(0.5) {
-                self.deliver() || self.finish_task()
-            } else {
-                self.finish_task() || self.deliver()
-            };
+            let mut steps: [fn(&mut Self) -> bool; 2] = [Self::deliver, Self::finish_task];
+            steps.shuffle(&mut self.rng);
+            let moved = steps.iter().any(|step| step(self));
             for rank in 0..self.size() {
                 self.carry_out(rank);
             }

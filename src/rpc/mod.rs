@@ -76,9 +76,12 @@ pub fn main_state<'a, T: 'static>(scope: &Scope, function: &str, main: Option<&'
     let rank = scope.rank();
     match main {
         Some(state) => state.downcast_mut().ok_or_else(|| {
-            ErrorKind::NoState {
-                rank,
-                type_name: type_name::<T>().into(),
+            ErrorKind::Argument {
+                op: function.into(),
+                what: format!(
+                    "the state that rank {rank} serves with is not a `{}`: give `serve_with` or `lead_with` one",
+                    type_name::<T>()
+                ),
             }
             .into()
         }),

@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// How long a call of a main thread's function waits for a main thread that serves without a state.
+const GRACE: Duration = Duration::from_secs(1);
+
 impl Runtime {
     /// Rank 0's part in `lead` is over: tells all.
     pub(crate) fn tell_led(self: &Arc<Self>, error: Option<String>) -> Result<()> {
@@ -23,22 +26,37 @@ impl Runtime {
 
     /// Serves on the main thread; runs `on_main` functions if it has their state.
     pub(super) fn serve_main(self: &Arc<Self>, done: &dyn Fn() -> bool, mut main: Option<&mut dyn Any>, what: &str) -> Result<()> {
+        let ending = lock(&self.core).rank.is_ending();
         let mut logged = Instant::now();
+        // A call may come while this rank is on its way from a `lead` without a state to a `serve_with`: it waits a moment.
+        let has_state = main.is_some();
+        let due = |waiting: &VecDeque<(Instant, Todo)>| waiting.front().is_some_and(|t| has_state || ending || t.0.elapsed() > GRACE);
         loop {
-            let woken = || done() || !lock(&self.main).is_empty();
-            let until = logged + Duration::from_secs(5);
+            let woken = || done() || due(&lock(&self.main));
+            let until = (logged + Duration::from_secs(5)).min(if lock(&self.main).is_empty() {
+                logged + GRACE * 100
+            } else {
+                Instant::now() + GRACE
+            });
             if self.wait_until(&woken, Permission::Everything, Some(until))? {
-                let todo = lock(&self.main).pop_front();
-                match todo {
+                let mut waiting = lock(&self.main);
+                let todo = if due(&waiting) { waiting.pop_front() } else { None };
+                drop(waiting);
+                match todo.map(|t| t.1) {
                     Some(todo) => self.run(todo, main.as_deref_mut())?,
                     None if done() => return Ok(()),
                     None => {}
                 }
                 continue;
             }
+            if logged.elapsed() < Duration::from_secs(5) {
+                continue;
+            }
             logged = Instant::now();
             let missing = lock(&self.core).rank.missing_at_end();
-            log::info!(
+            let level = if ending { log::Level::Warn } else { log::Level::Info };
+            log::log!(
+                level,
                 "rank {}: serving until {what}; ranks below that haven't come: {missing:?}",
                 self.rank()
             );

@@ -45,7 +45,9 @@ pub(crate) fn message(panic: &(dyn Any + Send)) -> String {
 /// Says why the job ends, in the log and on stderr: whoever reads the launcher's output must see which rank it was, also without a logger.
 pub(crate) fn last_words(rank: u32, why: &str) {
     log::error!("rank {rank}: {why}; the job is aborted");
-    let _ = writeln!(std::io::stderr(), "rankgrad: rank {rank}: {why}; the job is aborted");
+    // One write, so that the lines of several ranks don't mix.
+    let line = format!("rankgrad: rank {rank}: {why}; the job is aborted\n");
+    let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
 /// Aborts the job when the thread that started the world panics outside of the regions that catch; on any panic where panics abort the process anyway.

@@ -123,7 +123,7 @@ pub(crate) struct Runtime {
     callbacks: AtomicUsize,
     ended: AtomicUsize,
     led: Mutex<VecDeque<Option<String>>>,
-    main: Mutex<VecDeque<Todo>>,
+    main: Mutex<VecDeque<(Instant, Todo)>>,
     stopped: AtomicBool,
     finished: AtomicBool,
     service: Mutex<Vec<JoinHandle<()>>>,

@@ -13,7 +13,7 @@ impl Runtime {
     }
 
     pub(super) fn push_main(&self, todo: Todo) {
-        lock(&self.main).push_back(todo);
+        lock(&self.main).push_back((Instant::now(), todo));
         self.transport.wake();
     }
 

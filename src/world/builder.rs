@@ -42,7 +42,8 @@ impl std::fmt::Debug for Builder<'_> {
 static ALIVE: AtomicBool = AtomicBool::new(false);
 
 impl<'c> Builder<'c> {
-    /// Lives in a program that has started MPI itself: duplicates its communicator, and leaves MPI as it was at the end.
+    /// Lives in a program that has started MPI itself: duplicates its communicator, and leaves MPI as it was at the end. Finish the world before the host
+    /// ends MPI: its service thread uses MPI until then.
     pub fn communicator(self, communicator: &'c impl ::mpi::raw::AsRaw<Raw = ::mpi::ffi::MPI_Comm>) -> Self {
         self.host(Host::communicator(communicator))
     }

@@ -115,7 +115,7 @@ impl World {
         let _ = self.lead_failed.set(error.to_string()); // the first one counts
     }
 
-    /// As [`lead`](Self::lead); on the ranks that serve, `on_main` functions run on the main thread, one at a time, with `state`. Collective; blocks.
+    /// As [`lead`](Self::lead), whose closure runs on rank 0's main thread, so that rank 0's own `on_main` functions can't be called from it; on the ranks that serve, `on_main` functions run on the main thread, one at a time, with `state`. Collective; blocks.
     ///
     /// # Errors
     /// As [`lead`](Self::lead).
@@ -205,6 +205,17 @@ impl World {
         self.end()
     }
 
+    /// Runs `f` on this rank, then [`finish`](Self::finish)es. Collective; blocks. If `f` fails, the job is aborted, and `f`'s error is told on stderr: a `main` that returns it
+    /// would be aborted before it is printed.
+    ///
+    /// # Errors
+    /// `f`'s error if this is the only rank; as [`finish`](Self::finish).
+    pub fn run<R>(self, f: impl FnOnce(&World) -> Result<R>) -> Result<R> {
+        let result = f(&self).inspect_err(|e| self.note_failure(e))?;
+        self.finish()?;
+        Ok(result)
+    }
+
     fn end(&mut self) -> Result<()> {
         self.finished = true;
         self.runtime().drain(None)?;
@@ -228,8 +239,8 @@ impl Drop for World {
         if self.size() > 1 {
             let why = match self.lead_failed.get() {
                 _ if std::thread::panicking() => "panicked".into(),
-                Some(error) => format!("dropped its world after `lead` failed: {error}"),
-                None => "dropped its world without `finish`: it gave up".into(),
+                Some(error) => format!("gave up: {error}"),
+                None => "dropped its world without `finish`: it gave up (the error that `main` returned, if it did, can't be printed any more: `World::run` tells it)".into(),
             };
             self.runtime().abort(&why);
         }
