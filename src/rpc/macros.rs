@@ -32,6 +32,8 @@
 /// # .unwrap();
 /// ```
 ///
+/// Each parameter is `name: Type`, the first is `scope: &Scope`; there are no generics and no patterns (`mut x` either).
+///
 /// A function that isn't declared so can't be called:
 ///
 /// ```compile_fail

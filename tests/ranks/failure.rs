@@ -260,8 +260,27 @@ const fn failing(name: &'static str, stderr: &'static [&'static str], run: fn() 
     }
 }
 
+fn gives_up_in_run() -> Outcome {
+    let world = World::init()?;
+    ok(world.run(|world| {
+        if world.rank() == 1 {
+            Err(Error::user("the solver diverged"))
+        } else {
+            Ok(())
+        }
+    }))
+}
+
 /// The cases.
 pub const CASES: &[Case] = &[
+    Case {
+        ranks: &[2, 3],
+        expect: Expect::Fails {
+            within: 10,
+            stderr: &["rank 1: gave up: the solver diverged"],
+        },
+        ..Case::new("failure::the_error_of_a_rank_that_gives_up_is_told", gives_up_in_run)
+    },
     failing(
         "failure::a_panic_ends_the_job_while_others_serve",
         &["rank 1: panicked"],
