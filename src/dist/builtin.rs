@@ -110,7 +110,11 @@ crate::remote! {
             return Err(ErrorKind::DType { op: op(), expected: tensor.dtype().to_string(), found: gradient.dtype().to_string() }.into());
         }
         match tensor.leaf() {
-            Some(leaf) => Tables::of(&scope.caller().runtime)?.recording(&scope.caller().runtime, context).accumulate(leaf.clone(), gradient),
+            Some(leaf) => {
+                let recording = Tables::of(&scope.caller().runtime)?.known_recording(context);
+                let gone = || ErrorKind::ContextReleased { operation: op(), context: context.to_string() };
+                recording.ok_or_else(gone)?.accumulate(leaf.clone(), gradient)
+            }
             None => Ok(()),
         }
     }

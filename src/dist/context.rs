@@ -10,7 +10,7 @@ use super::parameters::ParameterCalls;
 use super::tables::Tables;
 use crate::autograd::check_roots;
 use crate::protocol::{ContextId, Gate, Manner, Mode};
-use crate::rpc::{Caller, Calls, Frame, Issue, Manner as Issuing, Recorder, Recording, Remote};
+use crate::rpc::{Caller, Calls, Frame, Issue, Manner as Issuing, Recorded, Recorder, Recording, Remote};
 use crate::rref::RRef;
 use crate::runtime::{Limit, Runtime, Waiting, Windowed};
 use crate::tensor::{Gradient, Tensor};
@@ -174,9 +174,9 @@ impl Context {
             to,
             function: f.id()?,
             name: f.name(),
-            create: None,
+            creates: false,
             gate,
-            recorded: true,
+            recorded: Recorded::Always,
             manner: Issuing::Waits,
         };
         let call = self.caller.issue(issue, write)?;

@@ -10,6 +10,7 @@ use crate::protocol::{ContextId, Input, Outcome, Output, RefId, Tag, Work};
 use crate::rpc::{self, Caller, Frame, Incoming, Recorder, Scope, into_value, stored};
 use crate::rref::Handle;
 use crate::runtime::{self, Done, Executor, Job, Runtime, Value, Windowed};
+use crate::tensor::Tensor;
 use crate::wire::{Delivered, Encoded, Payload};
 use crate::{Error, ErrorKind, Result};
 
@@ -138,6 +139,10 @@ impl Executor for Ranks {
 
     fn is_heavy(&self) -> bool {
         self.0.largest_optimizer() > HEAVY
+    }
+
+    fn drops_at_once(&self, value: &Value) -> bool {
+        stored(value).is_some_and(|s| s.type_name() == std::any::type_name::<Tensor>())
     }
 
     fn describe(&self, value: &Value) -> String {

@@ -15,7 +15,7 @@ use super::tables::Tables;
 use crate::optim::schedule::Adjust;
 use crate::optim::{OptimizerSpec, ParameterReport};
 use crate::protocol::{Gate, OptimizerId};
-use crate::rpc::{Caller, Calls, Issue, Manner, Remote};
+use crate::rpc::{Caller, Calls, Issue, Manner, Recorded, Remote};
 use crate::rref::RRef;
 use crate::runtime::Windowed;
 use crate::tensor::Tensor;
@@ -265,9 +265,9 @@ impl DistributedOptimizer {
             to: owner,
             function: f.id()?,
             name: f.name(),
-            create: None,
+            creates: false,
             gate,
-            recorded: false,
+            recorded: Recorded::Never,
             manner,
         };
         self.caller.issue(issue, write)

@@ -1,6 +1,6 @@
 //! What a rank keeps for the rooms of this floor: recordings by context, optimizers by id.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -26,6 +26,8 @@ pub(crate) struct OwnerOptimizer {
 pub(crate) struct Tables {
     recordings: Mutex<HashMap<ContextId, Arc<Recording>>>,
     optimizers: Mutex<HashMap<OptimizerId, Arc<OwnerOptimizer>>>,
+    /// Optimizers that were dropped before they were made, or failed to be.
+    dropped: Mutex<HashSet<OptimizerId>>,
     /// Elements of the largest optimizer.
     largest: AtomicUsize,
     next_optimizer: AtomicU64,
@@ -64,7 +66,9 @@ impl Tables {
 
     pub(crate) fn forget(&self, context: ContextId) {
         let recording = lock(&self.recordings).remove(&context);
-        drop(recording); // its graph goes outside of the lock
+        if let Some(recording) = recording {
+            recording.clear(); // outside of the lock on the table
+        }
     }
 
     /// A new id for an optimizer made by this rank.
@@ -73,6 +77,9 @@ impl Tables {
     }
 
     pub(crate) fn insert_optimizer(&self, id: OptimizerId, optimizer: OwnerOptimizer) {
+        if lock(&self.dropped).remove(&id) {
+            return; // its maker gave up before it was made
+        }
         let elements = optimizer.parameters.iter().map(Tensor::len).sum();
         self.largest.fetch_max(elements, Ordering::Relaxed);
         lock(&self.optimizers).insert(id, Arc::new(optimizer));
@@ -84,7 +91,9 @@ impl Tables {
 
     pub(crate) fn remove_optimizer(&self, id: OptimizerId) {
         let removed = lock(&self.optimizers).remove(&id);
-        drop(removed);
+        if removed.is_none() {
+            lock(&self.dropped).insert(id);
+        }
     }
 
     pub(crate) fn optimizers(&self) -> usize {

@@ -11,13 +11,24 @@ pub(crate) struct Drain {
     /// Number of the epoch that is open, or will be next.
     epoch: u64,
     entered: bool,
+    /// Whether this rank is at its very end, not only at the end of the epoch.
+    finishing: bool,
     wave: u64,
     /// Whether this rank has contributed to the wave.
     contributed: bool,
     /// What children said about the wave.
-    heard: Vec<(u32, u64, u64)>,
+    heard: Vec<Heard>,
     /// Rank 0: counts of the last wave.
     last: Option<(u64, u64)>,
+}
+
+/// A child's report: what was counted below it, and whether all there are at their very end.
+#[derive(Debug)]
+struct Heard {
+    from: u32,
+    sent: u64,
+    received: u64,
+    finishing: bool,
 }
 
 /// What comes of a step.
@@ -25,8 +36,11 @@ pub(crate) struct Drain {
 pub(crate) enum Step {
     Nothing,
     Send(Vec<(u32, Message)>),
-    /// The epoch ended: tell the children.
-    Ended(Vec<(u32, Message)>),
+    /// The epoch ended, perhaps the last one: tell the children.
+    Ended {
+        messages: Vec<(u32, Message)>,
+        last: bool,
+    },
 }
 
 fn parent(rank: u32) -> u32 {
@@ -42,8 +56,9 @@ pub(crate) fn children(rank: u32, size: u32) -> impl Iterator<Item = u32> {
 
 impl Drain {
     /// This rank has nothing more to do of its own. Returns the epoch's number.
-    pub(crate) fn enter(&mut self) -> u64 {
+    pub(crate) fn enter(&mut self, finishing: bool) -> u64 {
         self.entered = true;
+        self.finishing = finishing;
         self.epoch
     }
 
@@ -53,13 +68,18 @@ impl Drain {
 
     /// Ranks below this one that haven't reported to the wave.
     pub(crate) fn missing(&self, me: u32, size: u32) -> Vec<u32> {
-        children(me, size).filter(|c| !self.heard.iter().any(|h| h.0 == *c)).collect()
+        children(me, size).filter(|c| !self.heard.iter().any(|h| h.from == *c)).collect()
     }
 
     /// A child reports.
-    pub(crate) fn quiet(&mut self, from: u32, epoch: u64, wave: u64, sent: u64, received: u64) {
+    pub(crate) fn quiet(&mut self, from: u32, epoch: u64, wave: u64, sent: u64, received: u64, finishing: bool) {
         if epoch == self.epoch && wave == self.wave {
-            self.heard.push((from, sent, received));
+            self.heard.push(Heard {
+                from,
+                sent,
+                received,
+                finishing,
+            });
         }
     }
 
@@ -68,8 +88,9 @@ impl Drain {
         if !self.entered || self.contributed || !quiet || self.heard.len() < children(me, size).count() {
             return Step::Nothing;
         }
-        let sent = sent + self.heard.iter().map(|h| h.1).sum::<u64>();
-        let received = received + self.heard.iter().map(|h| h.2).sum::<u64>();
+        let sent = sent + self.heard.iter().map(|h| h.sent).sum::<u64>();
+        let received = received + self.heard.iter().map(|h| h.received).sum::<u64>();
+        let finishing = self.finishing && self.heard.iter().all(|h| h.finishing);
         self.contributed = true;
         if me > 0 {
             return Step::Send(vec![(
@@ -79,20 +100,21 @@ impl Drain {
                     wave: self.wave,
                     sent,
                     received,
+                    finishing,
                 },
             )]);
         }
         let done = sent == received && self.last == Some((sent, received));
         self.last = Some((sent, received));
-        self.wave(me, size, self.epoch, self.wave + 1, done)
+        self.wave(me, size, self.epoch, self.wave + 1, done, finishing)
     }
 
     /// Rank 0 begins a wave, or ends the epoch; goes down the tree.
-    pub(crate) fn wave(&mut self, me: u32, size: u32, epoch: u64, wave: u64, done: bool) -> Step {
+    pub(crate) fn wave(&mut self, me: u32, size: u32, epoch: u64, wave: u64, done: bool, last: bool) -> Step {
         if epoch != self.epoch {
             return Step::Nothing;
         }
-        let messages = children(me, size).map(|c| (c, Message::Wave { epoch, wave, done })).collect();
+        let messages = children(me, size).map(|c| (c, Message::Wave { epoch, wave, done, last })).collect();
         self.heard.clear();
         self.contributed = false;
         if done {
@@ -100,7 +122,7 @@ impl Drain {
                 epoch: self.epoch + 1,
                 ..Drain::default()
             };
-            Step::Ended(messages)
+            Step::Ended { messages, last }
         } else {
             self.wave = wave;
             Step::Send(messages)

@@ -183,11 +183,13 @@ pub(crate) enum Message {
         wave: u64,
         sent: u64,
         received: u64,
+        finishing: bool,
     },
-    /// Next wave, or the end of the epoch.
+    /// Next wave, or the end of the epoch; the last one if all ranks are finishing.
     Wave {
         epoch: u64,
         wave: u64,
         done: bool,
+        last: bool,
     },
 }

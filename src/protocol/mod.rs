@@ -97,8 +97,8 @@ pub(crate) enum Action<V, P> {
     Report { request: RequestId, status: Status },
     /// Rank 0's part in `lead` is over.
     Led { error: Option<String> },
-    /// All ranks have come to the end, and nothing is on the way.
-    Ended,
+    /// All ranks have come to the end of the epoch, and nothing is on the way; `last` if all are finishing.
+    Ended { last: bool },
 }
 
 /// Who made a request.
@@ -368,9 +368,10 @@ impl<V: Clone, P: Default> Rank<V, P> {
                 wave,
                 sent,
                 received,
-            } => self.drain.quiet(from, epoch, wave, sent, received),
-            Message::Wave { epoch, wave, done } => {
-                let step = self.drain.wave(self.me, self.size, epoch, wave, done);
+                finishing,
+            } => self.drain.quiet(from, epoch, wave, sent, received, finishing),
+            Message::Wave { epoch, wave, done, last } => {
+                let step = self.drain.wave(self.me, self.size, epoch, wave, done, last);
                 self.drain_step(step);
             }
         }
@@ -379,8 +380,8 @@ impl<V: Clone, P: Default> Rank<V, P> {
     fn drain_step(&mut self, step: drain::Step) {
         let (messages, ended) = match step {
             drain::Step::Nothing => return,
-            drain::Step::Send(messages) => (messages, false),
-            drain::Step::Ended(messages) => (messages, true),
+            drain::Step::Send(messages) => (messages, None),
+            drain::Step::Ended { messages, last } => (messages, Some(last)),
         };
         for (to, message) in messages {
             self.actions.push(Action::Send {
@@ -389,8 +390,8 @@ impl<V: Clone, P: Default> Rank<V, P> {
                 payload: P::default(),
             });
         }
-        if ended {
-            self.actions.push(Action::Ended);
+        if let Some(last) = ended {
+            self.actions.push(Action::Ended { last });
         }
     }
 

@@ -195,7 +195,10 @@ impl Ranks {
                         assert!(!on_the_way, "seed {}: {id:?} was freed while it is on the way", self.seed);
                     }
                 }
-                Action::Ended => self.ended += 1,
+                Action::Ended { last } => {
+                    assert!(last, "all ranks are finishing");
+                    self.ended += 1;
+                }
                 other => panic!("seed {}: unexpected {other:?}", self.seed),
             }
         }
@@ -278,7 +281,7 @@ fn the_end_comes_on_all_ranks_after_everything_was_delivered() {
             if !order.is_empty() && ranks.rng.random_bool(0.3) {
                 let at = ranks.rng.random_range(0..order.len());
                 let rank = order.swap_remove(at);
-                ranks.ranks[rank as usize].enter_end();
+                ranks.ranks[rank as usize].enter_end(true);
             }
             if ranks.rng.random_bool(0.5) {
                 ranks.deliver();

@@ -8,14 +8,6 @@ impl<V: Clone, P: Default> Rank<V, P> {
         self.refs.allocate(owner)
     }
 
-    /// The request that was to create a value wasn't sent: it will never be.
-    pub(crate) fn never_sent(&mut self, id: RefId, error: &Error) {
-        if id.owner == self.me {
-            self.fail_creation(id.value, error);
-            self.settle_local();
-        }
-    }
-
     pub(super) fn fail_creation(&mut self, value: ValueId, error: &Error) {
         for parked in self.refs.created(value, Err(error.clone())) {
             self.unpark(parked);
@@ -135,9 +127,9 @@ impl<V: Clone, P: Default> Rank<V, P> {
         }
     }
 
-    /// This rank has come to the end of the epoch; [`Action::Ended`] tells that all have.
-    pub(crate) fn enter_end(&mut self) {
-        self.drain.enter();
+    /// This rank has come to the end of the epoch (to its very end, if it is `finishing`); [`Action::Ended`] tells that all have.
+    pub(crate) fn enter_end(&mut self, finishing: bool) {
+        self.drain.enter(finishing);
     }
 
     /// Goes on with termination detection. `busy` says whether the driver still has work that may send.

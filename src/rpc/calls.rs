@@ -15,9 +15,9 @@ use super::recording::Recorder;
 use super::registry::Remote;
 use super::stored::{Stored, into_value, stored};
 use crate::autograd::grad_enabled;
-use crate::protocol::{CrossingId, Gate, Op, RefId, RequestId, Tag, ValueId};
+use crate::protocol::{CrossingId, Gate, Op, RefId, RequestId, Tag};
 use crate::rref::{Fetch, Handle, RRef};
-use crate::runtime::{Limit, Reply, Request, Runtime, Slot, Waiting, Windowed};
+use crate::runtime::{Limit, Reply, Request, Requested, Runtime, Slot, Waiting, Windowed};
 use crate::tensor::{Data, Element, Tensor};
 use crate::wire::{self, Delivered, Encoded};
 use crate::{Error, ErrorKind, Result};
@@ -40,6 +40,8 @@ pub(crate) struct Call {
     pub to: u32,
     pub operation: String,
     pub limit: Option<Limit>,
+    /// The value that it creates, with one handle that the issuer takes over.
+    pub created: Option<RefId>,
     recorder: Option<Recorder>,
     sent: Option<CrossingId>,
 }
@@ -49,11 +51,20 @@ pub(crate) struct Issue<'a> {
     pub to: u32,
     pub function: u32,
     pub name: &'a str,
-    pub create: Option<ValueId>,
+    pub creates: bool,
     pub gate: Gate,
-    /// Whether the context takes note of it, if there is one.
-    pub recorded: bool,
+    pub recorded: Recorded,
     pub manner: Manner,
+}
+
+/// Whether the context takes note of a call, if there is one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Recorded {
+    Never,
+    /// Where gradients are recorded: not under `no_grad`.
+    WithGradients,
+    /// The callee must know the context, whatever is recorded.
+    Always,
 }
 
 /// How the issuer of a call waits.
@@ -71,14 +82,21 @@ impl Caller {
     fn window(&self, manner: Manner) -> Windowed {
         match self.window {
             Windowed::Bypass => Windowed::Bypass,
+            // Inside of a remote function, whatever the call comes from: nested calls must not wait for each other.
+            _ if crate::runtime::failure::is_catching() => Windowed::Bypass,
             _ if manner == Manner::Tries => Windowed::Refuse,
             other => other,
         }
     }
 
     /// The mark of the context on a message that takes `encoded` along; notes the tensors that leave.
-    fn tag(&self, recorded: bool, encoded: &mut Encoded, name: impl FnOnce() -> String) -> Result<Option<Tag>> {
-        let Some(recorder) = self.recorder.as_ref().filter(|_| recorded && grad_enabled()) else {
+    fn tag(&self, recorded: Recorded, encoded: &mut Encoded, name: impl FnOnce() -> String) -> Result<Option<Tag>> {
+        let noted = match recorded {
+            Recorded::Never => false,
+            Recorded::WithGradients => grad_enabled(),
+            Recorded::Always => true,
+        };
+        let Some(recorder) = self.recorder.as_ref().filter(|_| noted) else {
             return Ok(None);
         };
         let context = recorder.recording.id;
@@ -112,7 +130,7 @@ impl Caller {
         self.recorder.is_some() && grad_enabled()
     }
 
-    fn send(&self, to: u32, op: Op, encoded: Encoded, operation: &str, manner: Manner) -> Result<Call> {
+    fn send(&self, to: u32, op: Op, encoded: Encoded, operation: &str, manner: Manner, creates: bool) -> Result<Call> {
         let sent = match &op {
             Op::Call { context: Some(tag), .. } | Op::Fetch { context: Some(tag), .. } => tag.crossing,
             _ => None,
@@ -128,12 +146,14 @@ impl Caller {
             operation: operation.into(),
             waits,
             limit,
+            creates,
         };
-        let (request, slot) = self.runtime.request(request).inspect_err(|_| self.unsend(sent))?;
+        let Requested { id, slot, created } = self.runtime.request(request).inspect_err(|_| self.unsend(sent))?;
         Ok(Call {
             runtime: Arc::clone(&self.runtime),
             slot,
-            request,
+            request: id,
+            created,
             to,
             operation: operation.into(),
             limit,
@@ -154,27 +174,23 @@ impl Caller {
             to,
             function,
             name,
-            create,
+            creates,
             gate,
             recorded,
             manner,
         } = issue;
         self.runtime.check_alive(name)?;
         self.runtime.check_rank(name, to)?;
-        let mut encoded = wire::encode(recorded && self.records(), write)?;
+        let mut encoded = wire::encode(recorded != Recorded::Never && self.records(), write)?;
         let context = self.tag(recorded, &mut encoded, || format!("{name} on rank {to} (arguments)"))?;
-        self.send(
-            to,
-            Op::Call {
-                function,
-                create,
-                context,
-                gate,
-            },
-            encoded,
-            name,
-            manner,
-        )
+        let create = None; // set as it is sent, if it creates
+        let op = Op::Call {
+            function,
+            create,
+            context,
+            gate,
+        };
+        self.send(to, op, encoded, name, manner, creates)
     }
 
     fn invoke<A, R>(&self, to: u32, f: Remote<A, R>, write: impl FnOnce(&mut Vec<u8>) -> Result<()>, manner: Manner) -> Result<Call> {
@@ -182,9 +198,9 @@ impl Caller {
             to,
             function: f.id()?,
             name: f.name(),
-            create: None,
+            creates: false,
             gate: Gate::default(),
-            recorded: true,
+            recorded: Recorded::WithGradients,
             manner,
         };
         self.issue(issue, write)
@@ -342,25 +358,18 @@ pub trait Calls {
         let (caller, f) = (self.caller(), f());
         caller.runtime.check_alive(f.name())?;
         caller.runtime.check_rank(f.name(), to)?;
-        let function = f.id()?;
-        let id = caller.runtime.allocate(to)?;
-        let handle = Handle::new(&caller.runtime, id);
         let issue = Issue {
             to,
-            function,
+            function: f.id()?,
             name: f.name(),
-            create: Some(id.value),
+            creates: true,
             gate: Gate::default(),
-            recorded: true,
+            recorded: Recorded::WithGradients,
             manner: Manner::Goes,
         };
-        match caller.issue(issue, |bytes| arguments.encode(bytes)) {
-            Ok(_) => Ok(RRef::from_handle(handle)),
-            Err(error) => {
-                caller.runtime.never_sent(id, &error)?;
-                Err(error)
-            }
-        }
+        let call = caller.issue(issue, |bytes| arguments.encode(bytes))?;
+        let id = call.created.ok_or_else(|| Error::user("a creating call without a value"))?;
+        Ok(RRef::from_handle(Handle::new(&caller.runtime, id)))
     }
 
     /// Keeps a value on this rank and makes it referable. Local. Other ranks can fetch it.
@@ -484,8 +493,15 @@ fn on<T, A>(rref: &RRef<T>, arguments: &impl Arguments<A>) -> impl FnOnce(&mut V
 
 fn send_fetch(caller: &Caller, id: RefId) -> Result<Call> {
     let mut encoded = Encoded::default();
-    let context = caller.tag(true, &mut encoded, String::new)?;
-    caller.send(id.owner, Op::Fetch { value: id.value, context }, encoded, "fetch", Manner::Waits)
+    let context = caller.tag(Recorded::WithGradients, &mut encoded, String::new)?;
+    caller.send(
+        id.owner,
+        Op::Fetch { value: id.value, context },
+        encoded,
+        "fetch",
+        Manner::Waits,
+        false,
+    )
 }
 
 impl<T: 'static> RRef<T> {

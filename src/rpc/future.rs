@@ -70,7 +70,7 @@ impl<T> Future<T> {
                 decode(reply, &call)
             }
             Source::Chained { runtime, cell, limit } => {
-                let deadline = limit.map(|l| std::time::Instant::now() + l);
+                let deadline = limit.and_then(|l| std::time::Instant::now().checked_add(l));
                 cell.ready.wait_here();
                 if !runtime.wait_until(&|| cell.ready.is_done(), Permission::Nothing, deadline)? {
                     let seconds = limit.unwrap_or_default().as_secs_f64();

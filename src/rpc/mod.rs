@@ -15,7 +15,7 @@ use std::any::{Any, type_name};
 pub use inventory;
 
 pub use arguments::Arguments;
-pub(crate) use calls::{Call, Issue, Manner};
+pub(crate) use calls::{Call, Issue, Manner, Recorded};
 pub use calls::{Caller, Calls};
 pub use future::{Future, wait_all};
 pub(crate) use recording::{Frame, Recorder, Recording};

@@ -59,6 +59,8 @@ struct Engine {
     apart: Gradients,
     /// Crossings that `Fast` expects a gradient for.
     expected: BTreeMap<CrossingId, String>,
+    /// Crossings that got their gradients.
+    given: Vec<CrossingId>,
 }
 
 /// The part of a context that lives on this rank.
@@ -110,6 +112,13 @@ impl Recording {
         lock(&self.gradients).get(&leaf).map(|g| g.1.clone())
     }
 
+    /// Lets go of the graph: hooks in it may hold this recording.
+    pub(crate) fn clear(&self) {
+        let sent = std::mem::take(&mut *lock(&self.sent));
+        let engine = std::mem::take(&mut *lock(&self.engine));
+        drop((sent, engine));
+    }
+
     /// All gradients of leaves of this rank.
     pub(crate) fn gradients(&self) -> Vec<(Arc<Leaf>, Gradient)> {
         let mut all: Vec<_> = lock(&self.gradients).values().cloned().collect();
@@ -143,6 +152,7 @@ impl Recording {
             backward,
             apart,
             expected,
+            given,
         } = engine;
         let mut flows = false;
         for input in inputs {
@@ -178,6 +188,7 @@ impl Recording {
                     let gradients = decode_gradients(payload)?;
                     self.with_sent(id, |sent| running.give(&sent.key, &sent.edges, gradients))?;
                     expected.remove(&id);
+                    given.push(id);
                     flows = true;
                     Vec::new()
                 }
@@ -194,11 +205,17 @@ impl Recording {
                     }
                     roots.clear();
                     expected.clear();
+                    let used = std::mem::take(given);
+                    if !retain {
+                        let mut sent = lock(&self.sent);
+                        used.iter().for_each(|id| drop(sent.remove(id)));
+                    }
                     *backward = None;
                     continue;
                 }
                 Input::Abort => {
                     apart.clear();
+                    given.clear();
                     roots.clear();
                     output.unreached.extend(std::mem::take(expected).into_values());
                     *backward = None;
@@ -218,12 +235,9 @@ impl Recording {
     fn with_sent<R>(&self, id: CrossingId, f: impl FnOnce(&Sent) -> Result<R>) -> Result<R> {
         match lock(&self.sent).get(&id) {
             Some(sent) => f(sent),
-            None => Err(ErrorKind::Argument {
-                op: "backward".into(),
-                what: format!(
-                    "context {} has no record of the tensors {id}: the call that sent them failed",
-                    self.id
-                ),
+            // Forgotten with the graph that it was part of.
+            None => Err(ErrorKind::GraphFreed {
+                op: format!("recorded call {id}"),
             }
             .into()),
         }

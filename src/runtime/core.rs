@@ -87,7 +87,7 @@ impl Runtime {
                             after.calls.push(Box::new(move || callback(reply)));
                         }
                     }
-                    None => after.garbage.push(Box::new(reply)),
+                    None => after.replies.push(reply),
                 }
             }
             Action::BackwardDone { context, result } => {
@@ -97,14 +97,15 @@ impl Runtime {
                 }
             }
             Action::Forget { context } => after.forget.push(context),
-            Action::Garbage { values } => after.garbage.push(Box::new(values)),
+            Action::Garbage { values } => after.values.push(values),
             Action::Report { request, status } => {
                 if let Some(slot) = core.waiting.get(&request) {
                     slot.report(status);
                 }
             }
             Action::Led { error } => lock(&self.led).push_back(error),
-            Action::Ended => {
+            Action::Ended { last } => {
+                self.at_last.store(last, Ordering::SeqCst);
                 self.ended.fetch_add(1, Ordering::SeqCst);
                 after.awaited = true;
             }
@@ -121,9 +122,14 @@ impl Runtime {
         if after.awaited {
             self.wake_leader();
         }
-        // A user's `drop` may panic.
-        if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(after.garbage))).is_err() {
-            log::error!("rank {}: a value's `drop` panicked", self.rank());
+        drop(after.replies);
+        for values in after.values {
+            // A user's `drop` may take its time, make calls, or panic: not on the thread that polls.
+            if values.iter().all(|v| self.executor.drops_at_once(v)) {
+                drop(values);
+            } else {
+                self.callback(move || drop(values));
+            }
         }
         for context in after.forget {
             self.executor.forget(context);
@@ -140,7 +146,7 @@ impl Runtime {
         let runtime = Arc::clone(self);
         self.pool.push(move || {
             if std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).is_err() {
-                log::error!("rank {}: a future's callback panicked", runtime.rank());
+                log::error!("rank {}: a future's callback, or a value's `drop`, panicked", runtime.rank());
             }
             runtime.callbacks.fetch_sub(1, Ordering::SeqCst);
             runtime.wake_leader();

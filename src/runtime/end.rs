@@ -19,8 +19,21 @@ impl Runtime {
 
     /// Serves until all ranks have come to the end and nothing is on the way.
     pub(crate) fn drain(self: &Arc<Self>, main: Option<&mut dyn Any>) -> Result<()> {
+        self.end_epoch(main, false)
+    }
+
+    /// Serves until all ranks are finishing: others may end an epoch with `serve` and go on.
+    pub(crate) fn finish(self: &Arc<Self>) -> Result<()> {
+        self.at_last.store(false, Ordering::SeqCst);
+        while !self.at_last.load(Ordering::SeqCst) {
+            self.end_epoch(None, true)?;
+        }
+        Ok(())
+    }
+
+    fn end_epoch(self: &Arc<Self>, main: Option<&mut dyn Any>, finishing: bool) -> Result<()> {
         let before = self.ended.load(Ordering::SeqCst);
-        self.event(|core| core.rank.enter_end())?;
+        self.event(|core| core.rank.enter_end(finishing))?;
         self.serve_main(&|| self.ended.load(Ordering::SeqCst) > before, main, "the end")
     }
 
@@ -91,7 +104,9 @@ impl Runtime {
         // Values that refer to others would keep this runtime alive.
         let window = Window { requests: 0, bytes: 0 };
         let table = std::mem::replace(&mut lock(&self.core).rank, Rank::new(self.rank(), self.size(), window));
-        drop(table);
+        if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(table))).is_err() {
+            log::error!("rank {}: a value's `drop` panicked", self.rank());
+        }
         self.transport.close()
     }
 }

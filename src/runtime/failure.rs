@@ -28,6 +28,11 @@ impl Drop for Catching {
     }
 }
 
+/// Whether this thread runs a user's function for another rank.
+pub(crate) fn is_catching() -> bool {
+    CATCHING.get() > 0
+}
+
 /// Whether a panic on this thread will be caught by us.
 pub(crate) fn is_caught() -> bool {
     cfg!(panic = "unwind") && CATCHING.get() > 0

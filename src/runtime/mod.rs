@@ -49,6 +49,8 @@ pub(crate) trait Executor: Send + Sync {
     fn is_on_main(&self, function: u32) -> bool;
     /// Whether a queued function takes long enough to be worth a thread of the pool.
     fn is_heavy(&self) -> bool;
+    /// Whether dropping a value runs none of the user's code.
+    fn drops_at_once(&self, value: &Value) -> bool;
     /// What a value is, for messages.
     fn describe(&self, value: &Value) -> String;
 }
@@ -95,7 +97,10 @@ struct Core {
 struct After {
     todos: Vec<Todo>,
     calls: Vec<Box<dyn FnOnce() + Send>>,
-    garbage: Vec<Box<dyn Any + Send>>,
+    /// Replies nobody waits for.
+    replies: Vec<Reply>,
+    /// Values nobody holds.
+    values: Vec<Vec<Value>>,
     forget: Vec<ContextId>,
     /// Something happened that a thread of this rank may wait for.
     awaited: bool,
@@ -122,6 +127,8 @@ pub(crate) struct Runtime {
     /// Callbacks that run or wait to.
     callbacks: AtomicUsize,
     ended: AtomicUsize,
+    /// Whether the epoch that ended last was the last one: all ranks were finishing.
+    at_last: AtomicBool,
     led: Mutex<VecDeque<Option<String>>>,
     main: Mutex<VecDeque<(Instant, Todo)>>,
     stopped: AtomicBool,
@@ -183,6 +190,7 @@ impl Runtime {
             any_dropped: AtomicBool::new(false),
             callbacks: AtomicUsize::new(0),
             ended: AtomicUsize::new(0),
+            at_last: AtomicBool::new(false),
             led: Mutex::default(),
             main: Mutex::default(),
             stopped: AtomicBool::new(false),
@@ -315,7 +323,17 @@ pub(crate) struct Request {
     pub operation: String,
     /// Whether the caller waits for the answer at once.
     pub waits: bool,
+    /// Whether it creates a value on the receiver.
+    pub creates: bool,
     pub limit: Option<Limit>,
+}
+
+/// A request that was sent.
+pub(crate) struct Requested {
+    pub id: RequestId,
+    pub slot: Arc<Slot>,
+    /// The value that it creates, with one handle.
+    pub created: Option<RefId>,
 }
 
 /// What a thread waits for.

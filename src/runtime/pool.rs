@@ -113,7 +113,12 @@ impl Pool {
         loop {
             if let Some((_, job)) = state.jobs.pop_front() {
                 drop(state);
-                job();
+                if std::panic::catch_unwind(std::panic::AssertUnwindSafe(job)).is_err() {
+                    log::error!(
+                        "rank {}: a thread of the function pool panicked: this is a bug in rankgrad",
+                        self.0.rank
+                    );
+                }
                 state = self.state();
                 continue;
             }

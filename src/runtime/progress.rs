@@ -184,7 +184,8 @@ impl Runtime {
                 }
             }
         };
-        if leading {
+        // A leader that left may have chosen this thread to go on, which has no need to any more: the role must not lie vacant unseen.
+        if leading || (rest == Rest::Leading && self.progress.take()) {
             self.leave();
         }
         result

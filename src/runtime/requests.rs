@@ -3,16 +3,6 @@
 use super::*;
 
 impl Runtime {
-    /// A new reference to a value that a request will create.
-    pub(crate) fn allocate(self: &Arc<Self>, owner: u32) -> Result<RefId> {
-        self.event(|core| core.rank.allocate(owner))
-    }
-
-    /// The request that was to create a value wasn't sent.
-    pub(crate) fn never_sent(self: &Arc<Self>, id: RefId, error: &Error) -> Result<()> {
-        self.event(|core| core.rank.never_sent(id, error))
-    }
-
     /// A handle on a value that is known by its id alone.
     pub(crate) fn attach(self: &Arc<Self>, id: RefId) -> Result<()> {
         self.event(|core| core.rank.attach(id))
@@ -54,17 +44,18 @@ impl Runtime {
     }
 
     /// Sends a request. With `window`, blocks until the window to the receiver has room (or refuses, if it mustn't).
-    pub(crate) fn request(self: &Arc<Self>, request: Request) -> Result<(RequestId, Arc<Slot>)> {
+    pub(crate) fn request(self: &Arc<Self>, request: Request) -> Result<Requested> {
         self.check_alive(&request.operation)?;
         self.check_rank(&request.operation, request.to)?;
         let Request {
             to,
-            op,
+            mut op,
             encoded,
             window,
             operation,
             waits,
             limit,
+            creates,
         } = request;
         let size = encoded.payload.size();
         if window != Windowed::Bypass && to != self.rank() {
@@ -98,12 +89,17 @@ impl Runtime {
         let slot = Slot::new();
         let waiting = Arc::clone(&slot);
         let stepped = self.step(move |core| {
+            // In the step that sends: creations must leave in the order of their ids.
+            let created = creates.then(|| core.rank.allocate(to));
+            if let (Some(id), Op::Call { create, .. }) = (created, &mut op) {
+                *create = Some(id.value);
+            }
             let id = core.rank.request(to, op, encoded.refs, encoded.payload, counted);
             core.waiting.insert(id, waiting);
-            id
+            (id, created)
         });
         drop(encoded.handles);
-        let (id, after) = stepped?;
+        let ((id, created), after) = stepped?;
         let own = TaskId {
             from: self.rank(),
             request: id,
@@ -119,7 +115,7 @@ impl Runtime {
                 todo => self.hand_over(todo),
             }
         }
-        Ok((id, slot))
+        Ok(Requested { id, slot, created })
     }
 
     /// How long a wait lasts before it asks; early enough for the answer to count.

@@ -218,7 +218,7 @@ impl World {
 
     fn end(&mut self) -> Result<()> {
         self.finished = true;
-        self.runtime().drain(None)?;
+        self.runtime().finish()?;
         let closed = self.runtime().close();
         builder::ended();
         closed

@@ -22,6 +22,7 @@ mod references;
 mod selftest;
 mod settled;
 mod start;
+mod stress;
 mod training;
 
 use std::process::ExitCode;
@@ -41,6 +42,7 @@ const TOPICS: &[&[Case]] = &[
     progress::CASES,
     failure::CASES,
     liveness::CASES,
+    stress::CASES,
 ];
 
 fn main() -> ExitCode {

@@ -248,7 +248,17 @@ impl Tensor {
     pub fn concat<T: Borrow<Tensor>>(tensors: &[T], axis: i64) -> Result<Tensor> {
         const OP: &str = "concat";
         let parts = operands(OP, tensors)?;
-        let axis = shape::axis(OP, axis, parts[0].shape().len())?;
+        let first = parts[0].shape().to_vec();
+        let axis = shape::axis(OP, axis, first.len())?;
+        if let Some(other) = parts.iter().find(|part| part.shape().len() != first.len()) {
+            return Err(ErrorKind::Shape {
+                op: OP.into(),
+                left: first,
+                right: other.shape().to_vec(),
+                rule: "all must have the same number of dimensions".into(),
+            }
+            .into());
+        }
         let output = joined(OP, &parts, Join::Concat, axis)?;
         let lengths: Vec<isize> = parts.iter().map(|part| part.shape()[axis] as isize).collect();
         let inputs: Vec<&Tensor> = tensors.iter().map(Borrow::borrow).collect();

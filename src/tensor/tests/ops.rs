@@ -158,3 +158,10 @@ fn long_sums_are_accurate_and_repeat() {
     let turned = x.reshape(&[1000, 1000]).unwrap().transpose(0, 1).unwrap();
     assert_eq!(turned.sum().unwrap().item::<f32>().unwrap(), sum);
 }
+
+#[test]
+fn concat_refuses_operands_of_other_dimensions() {
+    let x = Tensor::from_vec(vec![1.0, 2.0], [2]).unwrap();
+    let error = Tensor::concat(&[x, Tensor::scalar(1.0)], 0).unwrap_err();
+    assert!(matches!(error.kind(), crate::ErrorKind::Shape { .. }), "{error}");
+}
