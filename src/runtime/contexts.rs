@@ -12,10 +12,12 @@ impl Runtime {
     }
 
     pub(crate) fn check_context(&self, operation: &str, context: ContextId) -> Result<()> {
+        self.check_alive(operation)?;
         lock(&self.core).rank.check_context(operation, context)
     }
 
     pub(crate) fn check_gradients(&self, operation: &str, context: ContextId) -> Result<()> {
+        self.check_alive(operation)?;
         lock(&self.core).rank.check_gradients(operation, context)
     }
 

@@ -14,11 +14,15 @@ impl Runtime {
         }
         core.rank.set_now(self.started.elapsed());
         let result = event(&mut core);
-        if core.rank.is_ending() {
-            core.rank.advance_end(self.callbacks.load(Ordering::SeqCst) > 0);
-        }
         for action in core.rank.take_actions() {
             self.carry_out(&mut core, action, &mut after)?;
+        }
+        // Only now: callbacks that came of the event have been counted.
+        if core.rank.is_ending() {
+            core.rank.advance_end(self.callbacks.load(Ordering::SeqCst) > 0);
+            for action in core.rank.take_actions() {
+                self.carry_out(&mut core, action, &mut after)?;
+            }
         }
         Ok((result, after))
     }
@@ -84,6 +88,7 @@ impl Runtime {
                     Some(slot) => {
                         after.awaited = true;
                         if let Some((callback, reply)) = slot.complete(reply) {
+                            self.callbacks.fetch_add(1, Ordering::SeqCst);
                             after.calls.push(Box::new(move || callback(reply)));
                         }
                     }
@@ -97,6 +102,11 @@ impl Runtime {
                 }
             }
             Action::Forget { context } => after.forget.push(context),
+            // A user's `drop` may take its time, make calls, or panic: not on the thread that polls.
+            Action::Garbage { values } if !values.iter().all(|v| self.executor.drops_at_once(v)) => {
+                self.callbacks.fetch_add(1, Ordering::SeqCst);
+                after.calls.push(Box::new(move || drop(values)));
+            }
             Action::Garbage { values } => after.values.push(values),
             Action::Report { request, status } => {
                 if let Some(slot) = core.waiting.get(&request) {
@@ -123,19 +133,12 @@ impl Runtime {
             self.wake_leader();
         }
         drop(after.replies);
-        for values in after.values {
-            // A user's `drop` may take its time, make calls, or panic: not on the thread that polls.
-            if values.iter().all(|v| self.executor.drops_at_once(v)) {
-                drop(values);
-            } else {
-                self.callback(move || drop(values));
-            }
-        }
+        drop(after.values);
         for context in after.forget {
             self.executor.forget(context);
         }
         for call in after.calls {
-            self.callback(call);
+            self.run_callback(call);
         }
         after.todos
     }
@@ -143,6 +146,11 @@ impl Runtime {
     /// Runs a callback on the pool; the end waits for it.
     pub(crate) fn callback(self: &Arc<Self>, call: impl FnOnce() + Send + 'static) {
         self.callbacks.fetch_add(1, Ordering::SeqCst);
+        self.run_callback(call);
+    }
+
+    /// Runs a callback that has been counted.
+    fn run_callback(self: &Arc<Self>, call: impl FnOnce() + Send + 'static) {
         let runtime = Arc::clone(self);
         self.pool.push(move || {
             if std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).is_err() {

@@ -638,7 +638,7 @@ fn main_thread() -> Outcome {
     let mut other = String::new();
     let future = world.call_async(world.rank(), on_main, ())?;
     world.serve_with(&mut other)?;
-    says!(future.wait().unwrap_err(), ErrorKind::Remote { .. }, ["no state", "u64"]);
+    says!(future.wait().unwrap_err(), ErrorKind::Remote { .. }, ["not a `u64`", "serve_with"]);
     ok(world.finish())
 }
 

@@ -172,6 +172,23 @@ fn finish_with_requests_queued() -> Outcome {
     Ok(())
 }
 
+/// A callback that is still at work when all ranks have come to the end may call.
+fn finish_with_a_callback_at_work() -> Outcome {
+    let world = World::init()?;
+    let to = world.owner(1);
+    if world.rank() == 0 {
+        let caller = world.timeout(Duration::from_secs(30));
+        let _ = world.call_async(to, nothing, ())?.then(move |_| {
+            std::thread::sleep(Duration::from_millis(200));
+            (0..5).try_for_each(|_| caller.call(to, nap, (1,)))
+        });
+    }
+    let called = world.rank() == to;
+    world.finish()?;
+    assert_eq!(DONE.load(Ordering::SeqCst), if called { 5 } else { 0 });
+    Ok(())
+}
+
 static KEPT: OnceLock<Vec<RRef<Vec<i64>>>> = OnceLock::new();
 
 fn handles_outlive_the_end() -> Outcome {
@@ -339,6 +356,10 @@ pub const CASES: &[Case] = &[
             "failure::finish_waits_for_requests_that_nobody_waits_for",
             finish_with_requests_queued,
         )
+    },
+    Case {
+        ranks: &[1, 2, 3],
+        ..Case::new("failure::finish_waits_for_a_callback_at_work", finish_with_a_callback_at_work)
     },
     Case {
         ranks: &[2],
