@@ -343,7 +343,7 @@ pub const CASES: &[Case] = &[
     },
     failing(
         "failure::a_failed_lead_that_is_returned_fails",
-        &["`lead` failed", "the data is missing"],
+        &["gave up", "the data is missing"],
         failed_lead_is_returned,
     ),
     Case {
