@@ -11,13 +11,10 @@ mod local;
 mod tests;
 
 pub use crate::tensor::graph::no_grad;
-#[allow(unused_imports)] // the rooms above use them
 pub(crate) use crate::tensor::graph::{Edge, Key, Node, frame, grad_enabled};
-#[allow(unused_imports)]
 pub(crate) use engine::{Backward, LeafSink};
 pub use function::Function;
 pub use local::backward;
-#[allow(unused_imports)]
 pub(crate) use local::check_roots;
 
 #[cfg(doc)]

@@ -356,8 +356,6 @@ pub trait Calls {
     /// As [`call`](Self::call) for what is known at once. If the function fails, each use of the reference says so ([`ErrorKind::Creation`]).
     fn remote<A, R>(&self, to: u32, f: impl FnOnce() -> Remote<A, R>, arguments: impl Arguments<A>) -> Result<RRef<R>> {
         let (caller, f) = (self.caller(), f());
-        caller.runtime.check_alive(f.name())?;
-        caller.runtime.check_rank(f.name(), to)?;
         let issue = Issue {
             to,
             function: f.id()?,

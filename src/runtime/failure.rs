@@ -35,7 +35,7 @@ pub(crate) fn is_catching() -> bool {
 
 /// Whether a panic on this thread will be caught by us.
 pub(crate) fn is_caught() -> bool {
-    cfg!(panic = "unwind") && CATCHING.get() > 0
+    cfg!(panic = "unwind") && is_catching()
 }
 
 /// The message of a panic.
