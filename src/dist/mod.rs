@@ -1,7 +1,6 @@
 //! Training over ranks: contexts, backward, optimizers.
 
 mod builtin;
-mod changes;
 mod context;
 mod counters;
 mod executor;
@@ -13,7 +12,7 @@ pub(crate) use builtin::rank_counters;
 pub use context::{BackwardOptions, Context};
 pub use counters::Counters;
 pub(crate) use executor::Ranks;
-pub use optimizer::{DistributedOptimizer, OwnerReport, StepReport};
+pub use optimizer::{DistributedOptimizer, NotFinite, OwnerReport, ParamGroup, ParameterRef, StepFuture, StepOptions, StepReport};
 pub use parameters::ParameterCalls;
 pub(crate) use tables::Tables;
 

@@ -9,6 +9,7 @@
 //! Muon's, whose matrix products are the BLAS's.
 
 pub mod arithmetic;
+mod clip;
 mod erased;
 mod float;
 mod optimizer;
@@ -18,14 +19,17 @@ mod rules;
 pub mod schedule;
 mod spec;
 mod state;
+mod state_dict;
 mod table;
 
+pub use clip::{Clip, Norm};
 pub use float::Float;
 pub use optimizer::{Checked, Optimizer, ParameterReport};
 pub use rule::{Form, Rows, Rule, StateArray};
 pub use rules::*;
 pub use spec::OptimizerSpec;
 pub use state::{ParameterState, StateView};
+pub use state_dict::{GroupState, StateDict};
 pub use table::{Registration, names};
 
 #[cfg(test)]

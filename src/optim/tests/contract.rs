@@ -85,9 +85,6 @@ fn parameters_are_checked() {
     );
     let plain = Tensor::from_vec(vec![1.0], [1]).unwrap();
     assert!(matches!(refused(Sgd::new(0.1).into(), vec![plain]), ErrorKind::NotALeaf { .. }));
-    let frozen = parameter(&[1.0]);
-    frozen.freeze().unwrap();
-    assert!(matches!(refused(Sgd::new(0.1).into(), vec![frozen]), ErrorKind::NotALeaf { why, .. } if why.contains("frozen")));
     assert!(matches!(refused(Muon::new(0.1).into(), vec![p.clone()]), ErrorKind::Argument { what, .. } if what.contains("two dimensions")));
     assert!(matches!(
         refused(Sgd::new(-0.1).into(), vec![p.clone()]),
@@ -223,7 +220,7 @@ fn groups_have_their_own_options() {
 fn options_that_change_between_the_halves_of_a_step_hold() {
     let p = Tensor::zeros(DType::F64, [3, 1]).parameter().unwrap();
     let mut optimizer = Optimizer::new(Sgd::new(1.0), vec![p.clone()]).unwrap();
-    let checked = optimizer.check(vec![Some(sparse(&[1], &[1.0], &[3, 1]))]).unwrap();
+    let checked = optimizer.check(vec![Some(sparse(&[1], &[1.0], &[3, 1]))], Norm::Two).unwrap();
     assert!(optimizer.state(0).is_none());
     optimizer.set_option(None, "momentum", &json!(0.5)).unwrap();
     optimizer.apply(checked).unwrap();
@@ -374,4 +371,20 @@ fn optimizers_can_be_sent_to_threads() {
     sendable::<OptimizerSpec>();
     sendable::<Optimizer>();
     sendable::<Checked>();
+}
+
+#[test]
+fn a_frozen_parameter_stays_with_its_state_until_it_is_unfrozen() {
+    let p = parameter(&[1.0]);
+    let mut optimizer = Optimizer::new(Adam::new(0.5), vec![p.clone(), parameter(&[1.0])]).unwrap();
+    let one = || Some(Gradient::Dense(Tensor::from_vec(vec![1.0], [1]).unwrap().data()));
+    p.freeze().unwrap();
+    let report = optimizer.step(&mut |_| one()).unwrap();
+    assert_eq!((report[0].updated, report[0].norm, report[0].version), (false, None, 0));
+    assert_eq!((report[1].updated, report[1].norm), (true, Some(1.0)));
+    assert!(optimizer.state(0).is_none());
+    assert_eq!(p.to_vec::<f64>().unwrap(), [1.0]);
+    p.leaf().unwrap().set_requires_grad(true);
+    assert!(optimizer.step(&mut |_| one()).unwrap()[0].updated);
+    assert_eq!(optimizer.state(0).unwrap().scalar("step"), Some(1.0));
 }
