@@ -2,6 +2,7 @@
 
 mod ask;
 mod changes;
+mod groups;
 mod options;
 mod owner;
 mod parameters;
@@ -9,16 +10,14 @@ mod report;
 mod state;
 mod step;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::AtomicU64;
 
 use serde_json::{Value, json};
 
-use self::ask::Asking;
 use self::changes::Changes;
 pub use self::options::{NotFinite, StepOptions};
 pub(super) use self::owner::OwnerOptimizer;
-use self::owner::{OwnerGroup, drop_group, drop_optimizer, make_groups};
+use self::owner::drop_optimizer;
 pub use self::parameters::{ParamGroup, ParameterRef};
 pub use self::report::{OwnerReport, StepReport};
 pub use self::step::StepFuture;
@@ -144,92 +143,6 @@ impl DistributedOptimizer {
     pub fn add_group<P: ParameterRef>(&mut self, spec: impl Into<OptimizerSpec>, parameters: impl IntoIterator<Item = P>) -> Result<usize> {
         self.extend(vec![ParamGroup::new(spec, parameters)])?;
         Ok(self.specs.len() - 1)
-    }
-
-    fn extend(&mut self, groups: Vec<ParamGroup>) -> Result<()> {
-        let name = groups.first().map_or("", |g| g.spec.name());
-        let (added, by_owner) = self.plan(&groups)?;
-        // A number isn't used again: a request that is late must not make a group that was given up.
-        let first = self.next_number;
-        self.next_number += groups.len() as u32;
-        let asking = Asking::default();
-        let asked = by_owner.iter().map(|(&rank, groups)| {
-            let call = self.ask(rank, make_groups(), &asking, |bytes| crate::wire::write(&(self.id, groups), bytes));
-            (rank, call)
-        });
-        let made = ask::collect::<()>(asked.collect());
-        if let Err(error) = ask::gather(&format!("{name}: creation"), made, false) {
-            for &rank in by_owner.keys() {
-                for number in (first..self.next_number).rev() {
-                    self.tell(rank, || self.silent().call_async(rank, drop_group, (self.id, number)).map(drop));
-                }
-            }
-            return Err(error);
-        }
-        for rank in by_owner.into_keys() {
-            if let Err(place) = self.owners.binary_search_by_key(&rank, |o| o.rank) {
-                let made = AtomicU64::new(self.changes.last());
-                self.owners.insert(place, Owner { rank, made });
-            }
-        }
-        self.parameters.extend(added);
-        self.specs.extend(groups.into_iter().map(|g| g.spec));
-        self.numbers.extend(first..self.next_number);
-        Ok(())
-    }
-
-    /// What the groups add to the list, and what each owner is asked to make; or why they can't be.
-    fn plan(&self, groups: &[ParamGroup]) -> Result<(Vec<Listed>, BTreeMap<u32, Vec<OwnerGroup>>)> {
-        let mut known: HashMap<_, usize> = self.parameters.iter().enumerate().map(|(place, p)| (p.rref.id(), place)).collect();
-        let mut names: HashSet<String> = self.parameters.iter().map(|p| p.name.clone()).collect();
-        let mut added: Vec<Listed> = Vec::new();
-        let mut by_owner: BTreeMap<u32, Vec<OwnerGroup>> = BTreeMap::new();
-        for (nth, ParamGroup { spec, parameters }) in groups.iter().enumerate() {
-            spec.check()?;
-            let optimizer = || spec.name().to_owned();
-            if parameters.is_empty() {
-                return Err(ErrorKind::NoParameters { optimizer: optimizer() }.into());
-            }
-            for (given, rref) in parameters {
-                let place = self.parameters.len() + added.len();
-                if let Some(first) = known.insert(rref.id(), place) {
-                    let optimizer = optimizer();
-                    return Err(ErrorKind::DuplicateParameter {
-                        optimizer,
-                        first,
-                        second: place,
-                    }
-                    .into());
-                }
-                let name = given.clone().unwrap_or_else(|| place.to_string());
-                if !names.insert(name.clone()) {
-                    let what = format!("parameter {place}: the name `{name}` is taken; give each parameter its own");
-                    return Err(ErrorKind::Argument { op: optimizer(), what }.into());
-                }
-                let number = self.next_number + nth as u32;
-                let owner_groups = by_owner.entry(rref.owner()).or_default();
-                if owner_groups.last().is_none_or(|g| g.number != number) {
-                    owner_groups.push(OwnerGroup {
-                        number,
-                        spec: spec.clone(),
-                        parameters: Vec::new(),
-                        places: Vec::new(),
-                        names: Vec::new(),
-                    });
-                }
-                if let Some(group) = owner_groups.last_mut() {
-                    group.parameters.push(rref.clone());
-                    group.places.push(place as u32);
-                    group.names.push(given.clone());
-                }
-                added.push(Listed {
-                    rref: rref.clone(),
-                    name,
-                    group: self.specs.len() + nth,
-                });
-            }
-        }
-        Ok((added, by_owner))
     }
 
     /// Number of parameters, in all groups. Local.
