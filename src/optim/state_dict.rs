@@ -17,8 +17,8 @@ pub struct GroupState {
 
 /// What it takes to continue with an optimizer elsewhere or later, to the bit: the groups' options, and each parameter's state under torch's names.
 ///
-/// A parameter's name is the one it was given, else its place in the optimizer's list, as torch has it: `"0"`, `"1"`. Parameters that were never updated
-/// have no state. Cloning is cheap: arrays are shared until one side writes.
+/// A parameter's name is the one it was given (if no other has it), else its place in the optimizer's list, as torch has it: `"0"`, `"1"`. Parameters that were never updated,
+/// or whose rule keeps nothing, have no state. Cloning is cheap: arrays are shared until one side writes.
 #[derive(Debug, Clone, Default)]
 pub struct StateDict {
     /// The groups, in their order.
@@ -73,15 +73,21 @@ impl StateDict {
     }
 }
 
-/// The name of a parameter at a place of a list.
-pub(crate) fn name_of(parameter: &Tensor, place: usize) -> String {
-    let name = parameter.leaf().and_then(|leaf| leaf.name());
-    name.map_or_else(|| place.to_string(), str::to_owned)
-}
-
 impl Optimizer {
+    /// The name of each parameter: its leaf's, if no other has it (and it can't be taken for a place), else its place.
+    fn names(&self) -> Vec<String> {
+        let own = |p: &Tensor| p.leaf().and_then(|leaf| leaf.name()).map(str::to_owned);
+        let mut count: BTreeMap<String, usize> = BTreeMap::new();
+        self.parameters()
+            .filter_map(own)
+            .for_each(|name| *count.entry(name).or_default() += 1);
+        let unique = |name: &String| count.get(name) == Some(&1) && name.parse::<usize>().is_err();
+        let name = |(place, p): (usize, &Tensor)| own(p).filter(unique).unwrap_or_else(|| place.to_string());
+        self.parameters().enumerate().map(name).collect()
+    }
+
     fn group_states(&self) -> Vec<GroupState> {
-        let names: Vec<String> = self.parameters().enumerate().map(|(place, p)| name_of(p, place)).collect();
+        let names = self.names();
         let group = |(group, spec): (usize, &OptimizerSpec)| GroupState {
             spec: spec.clone(),
             parameters: (0..names.len())
@@ -113,10 +119,9 @@ impl Optimizer {
     /// # Ok::<(), rankgrad::Error>(())
     /// ```
     pub fn state_dict(&self) -> StateDict {
-        let states = self
-            .parameters()
-            .enumerate()
-            .filter_map(|(place, p)| Some((name_of(p, place), self.state(place)?.clone())));
+        let each = self.names().into_iter().enumerate();
+        let states = each.filter_map(|(place, name)| Some((name, self.state(place)?.clone())));
+        let states = states.filter(|(_, state)| !state.is_empty());
         StateDict {
             state: states.collect(),
             groups: self.group_states(),
@@ -130,8 +135,8 @@ impl Optimizer {
     pub fn load_state_dict(&mut self, dict: &StateDict) -> Result<()> {
         dict.check_groups(&self.group_states())?;
         let mut loaded = Vec::with_capacity(self.len());
-        for (place, parameter) in self.parameters().enumerate() {
-            let state = dict.state.get(&name_of(parameter, place));
+        for (place, name) in self.names().iter().enumerate() {
+            let state = dict.state.get(name);
             if let (Some(state), Some(group)) = (state, self.group_of(place)) {
                 self.check_state(&dict.groups[group].spec, place, state)?;
             }

@@ -11,9 +11,11 @@
 mod calls;
 mod case;
 mod contexts;
+mod contract;
 mod driver;
 mod errors;
 mod failure;
+mod groups;
 mod launch;
 mod liveness;
 mod optimizer;
@@ -21,7 +23,9 @@ mod progress;
 mod references;
 mod selftest;
 mod settled;
+mod slow;
 mod start;
+mod steps;
 mod stress;
 mod training;
 
@@ -38,6 +42,9 @@ const TOPICS: &[&[Case]] = &[
     contexts::CASES,
     training::CASES,
     optimizer::CASES,
+    groups::CASES,
+    contract::CASES,
+    steps::CASES,
     start::CASES,
     progress::CASES,
     failure::CASES,

@@ -376,7 +376,8 @@ crate::remote! {
         let mut part = lock(&owner.part);
         part.make_changes(changed)?;
         let each = part.places.iter().enumerate();
-        Ok(each.filter_map(|(local, &place)| Some((place, part.optimizer.state(local)?.into()))).collect())
+        let states = each.filter_map(|(local, &place)| Some((place, part.optimizer.state(local)?)));
+        Ok(states.filter(|(_, state)| !state.is_empty()).map(|(place, state)| (place, state.into())).collect())
     }
 
     /// The first round of loading state: checks it. Parameters that aren't named lose theirs.
