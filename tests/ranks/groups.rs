@@ -136,7 +136,7 @@ fn continues(world: &World) -> Result<()> {
     let step = |optimizer: &DistributedOptimizer, parameters: &[RRef<Tensor>], n: u32| -> Result<()> {
         let ctx = world.context()?;
         for (i, parameter) in (0u32..).zip(parameters) {
-            if (n + i) % 3 > 0 {
+            if !(n + i).is_multiple_of(3) {
                 ctx.accumulate(parameter, dense(&[f64::from(n) * 0.1 - 0.3, 1.0 / f64::from(n + i + 1)]))?;
             }
         }
@@ -190,7 +190,7 @@ fn continues(world: &World) -> Result<()> {
         .insert("c".into(), ParameterState::from_parts(vec![("step".into(), 1.0)], vec![]));
     let error = other.load_state_dict(&bad).unwrap_err();
     assert!(
-        matches!(error.kind(), ErrorKind::Owners { failures, updated, .. } if failures.len() == 1 && (updated.len() == 0 || error.to_string().contains("nothing was loaded"))),
+        matches!(error.kind(), ErrorKind::Owners { failures, updated, .. } if failures.len() == 1 && updated.is_empty()),
         "{error}"
     );
     assert_eq!(format!("{:?}", other.state_dict()?), format!("{all:?}"));

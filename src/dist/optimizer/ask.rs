@@ -105,6 +105,26 @@ pub(super) fn gather<R>(operation: &str, results: Vec<(u32, Result<R>)>, applies
     .into())
 }
 
+/// In a first round, an owner that succeeds has updated nothing.
+pub(super) fn without_updates(error: Error) -> Error {
+    match error.kind().clone() {
+        ErrorKind::Owners {
+            operation,
+            owners,
+            failures,
+            ..
+        } => ErrorKind::Owners {
+            operation,
+            owners,
+            failures,
+            updated: Vec::new(),
+            in_doubt: Vec::new(),
+        }
+        .into(),
+        _ => error,
+    }
+}
+
 /// What the owner said, without the name of our own function around it: the failure names the rank already.
 fn unwrapped(error: Error) -> Error {
     match error.kind() {

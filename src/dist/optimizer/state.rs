@@ -121,7 +121,8 @@ impl DistributedOptimizer {
                 .collect();
             crate::wire::write(&(self.id, ticket, &specs, states), bytes)
         });
-        if let Err(error) = ask::gather("load_state_dict (nothing was loaded)", ask::collect::<()>(asked), false) {
+        let checked = ask::gather("load_state_dict (nothing was loaded)", ask::collect::<()>(asked), false);
+        if let Err(error) = checked.map_err(ask::without_updates) {
             self.owners.iter().for_each(|o| self.cancel(o.rank, ticket, None));
             return Err(error);
         }

@@ -262,7 +262,7 @@ impl StepFuture<'_> {
         let operation = optimizer.operation();
         let checking = format!("{operation} (nothing was applied)");
         let prepared = ask::gather(&checking, answers, false)
-            .map_err(without_updates)
+            .map_err(ask::without_updates)
             .inspect_err(|_| cancel())?;
         let not_finite = places_of(&prepared);
         let mut found = StepReport {
@@ -322,26 +322,6 @@ fn places_of(prepared: &[Prepared]) -> Vec<usize> {
     let mut places: Vec<usize> = prepared.iter().flat_map(|p| &p.not_finite).map(|&p| p as usize).collect();
     places.sort_unstable();
     places
-}
-
-/// In a first round, an owner that succeeds has updated nothing.
-fn without_updates(error: crate::Error) -> crate::Error {
-    match error.kind().clone() {
-        ErrorKind::Owners {
-            operation,
-            owners,
-            failures,
-            ..
-        } => ErrorKind::Owners {
-            operation,
-            owners,
-            failures,
-            updated: Vec::new(),
-            in_doubt: Vec::new(),
-        }
-        .into(),
-        _ => error,
-    }
 }
 
 fn argument(what: String) -> crate::Error {
