@@ -12,7 +12,9 @@ pub(crate) use builtin::rank_counters;
 pub use context::{BackwardOptions, Context};
 pub use counters::Counters;
 pub(crate) use executor::Ranks;
-pub use optimizer::{DistributedOptimizer, NotFinite, OwnerReport, ParamGroup, ParameterRef, StepFuture, StepOptions, StepReport};
+pub use optimizer::{
+    DistributedOptimizer, NotFinite, OwnerReport, ParamGroup, ParameterRef, StepFuture, StepOptions, StepReport, StepSummary,
+};
 pub use parameters::ParameterCalls;
 pub(crate) use tables::Tables;
 
