@@ -11,6 +11,7 @@
 pub mod arithmetic;
 mod erased;
 mod float;
+pub mod in_backward;
 mod optimizer;
 pub mod options;
 mod rule;
@@ -21,6 +22,7 @@ mod state;
 mod table;
 
 pub use float::Float;
+pub use in_backward::{InBackward, InBackwardOptimizers, optimizer_in_backward, optimizers_in_backward};
 pub use optimizer::{Checked, Optimizer, ParameterReport};
 pub use rule::{Form, Rows, Rule, StateArray};
 pub use rules::*;

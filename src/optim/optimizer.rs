@@ -81,6 +81,29 @@ impl Optimizer {
         Ok(optimizer)
     }
 
+    /// An optimizer of one parameter that goes on from a state; neither is checked. [`Optimizer::into_state`] is the way back.
+    pub(super) fn resume(spec: OptimizerSpec, tensor: Tensor, leaf: Arc<Leaf>, state: Option<ParameterState>) -> Self {
+        let (dtype, shape) = (tensor.dtype(), tensor.shape());
+        let parameter = Parameter {
+            tensor,
+            leaf,
+            dtype,
+            shape,
+            group: 0,
+            state,
+            prepared: false,
+        };
+        Self {
+            groups: vec![spec],
+            parameters: vec![parameter],
+        }
+    }
+
+    /// The state of its only parameter.
+    pub(super) fn into_state(mut self) -> Option<ParameterState> {
+        self.parameters.pop().and_then(|p| p.state)
+    }
+
     /// Adds parameters with options of their own; returns the group's place. Any rule does, also another one.
     ///
     /// # Errors

@@ -1,0 +1,1 @@
+//! Optimizers in backward on one rank.
