@@ -251,7 +251,11 @@ impl Leaf {
 
     /// Adds the gradient of a backward to the one gathered so far, and runs the hooks on the sum. What they leave stays
     /// gathered. While they run the sum is not in the leaf: a backward on another thread begins a new one, and none is lost.
-    pub(crate) fn complete_grad(self: &Arc<Self>, gradient: Gradient, hooks: impl FnOnce(&mut Option<Gradient>) -> Result<()>) -> Result<()> {
+    pub(crate) fn complete_grad(
+        self: &Arc<Self>,
+        gradient: Gradient,
+        hooks: impl FnOnce(&mut Option<Gradient>) -> Result<()>,
+    ) -> Result<()> {
         if self.post_accumulate.is_empty() {
             return self.accumulate_grad(gradient);
         }

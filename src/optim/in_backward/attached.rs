@@ -188,7 +188,15 @@ impl Progress {
 fn clipped(gradient: Gradient, limit: f64) -> Result<Gradient> {
     fn clip<T: Float>(data: &mut Data, limit: f64) -> Result<()> {
         let (least, most) = (T::of(-limit), T::of(limit));
-        T::peek_mut(data)?.mapv_inplace(|x| if x < least { least } else if x > most { most } else { x });
+        T::peek_mut(data)?.mapv_inplace(|x| {
+            if x < least {
+                least
+            } else if x > most {
+                most
+            } else {
+                x
+            }
+        });
         Ok(())
     }
     // Rows that occur twice are limited as their sum.

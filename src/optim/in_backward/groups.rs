@@ -45,7 +45,13 @@ impl Groups {
             .into());
         }
         let concerned = |place: usize| group.is_none_or(|group| group == place);
-        let change = |(place, spec): (usize, &OptimizerSpec)| if concerned(place) { spec.with_options(options) } else { Ok(spec.clone()) };
+        let change = |(place, spec): (usize, &OptimizerSpec)| {
+            if concerned(place) {
+                spec.with_options(options)
+            } else {
+                Ok(spec.clone())
+            }
+        };
         let specs = self.specs.iter().enumerate().map(change).collect::<Result<_>>()?;
         Ok((specs, (0..self.of.len()).filter(|&one| concerned(self.of[one])).collect()))
     }

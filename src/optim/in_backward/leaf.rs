@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use super::{Attached, lock};
-use crate::tensor::{Gradient, HookHandle, Leaf, Tensor};
 use crate::Result;
+use crate::tensor::{Gradient, HookHandle, Leaf, Tensor};
 
 /// The optimizers of one leaf, in the order they were attached.
 #[derive(Debug, Default)]
@@ -65,7 +65,9 @@ fn run(tensor: &Tensor, slot: &mut Option<Gradient>) -> Result<()> {
     };
     let _one_backward_at_a_time = lock(&optimizers.running);
     let attached = lock(&optimizers.list).attached.clone();
-    let Some((last, others)) = attached.split_last() else { return Ok(()) };
+    let Some((last, others)) = attached.split_last() else {
+        return Ok(());
+    };
     let Some(gradient) = slot.take() else { return Ok(()) };
     for optimizer in others {
         optimizer.take(tensor, leaf, gradient.clone())?;

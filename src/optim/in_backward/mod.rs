@@ -12,10 +12,10 @@
 //! retained keeps the values that it saw, and a second backward through it goes by them.
 
 mod attached;
-mod groups;
+pub(crate) mod groups;
 mod leaf;
-mod options;
 mod optimizers;
+mod options;
 #[cfg(test)]
 mod tests;
 
@@ -23,12 +23,13 @@ use super::OptimizerSpec;
 use crate::tensor::Tensor;
 use crate::{ErrorKind, Result};
 
-pub(crate) use attached::{Attached, Observer};
+use attached::Attached;
+pub(crate) use attached::Observer;
 pub(crate) use groups::Groups;
 pub use optimizers::InBackwardOptimizers;
 pub use options::InBackward;
 
-/// What optimizers in backward can be attached to: a [`Tensor`] of this rank, or an [`RRef`](crate::RRef) of one on any rank.
+/// What optimizers in backward can be attached to: a [`Tensor`] of this rank, or an [`RRef`](crate::RRef) to one on any rank. Not to be implemented elsewhere.
 pub trait Target: Sized {
     /// The optimizers attached to a list of such.
     type Optimizers;

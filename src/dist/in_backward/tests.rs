@@ -1,0 +1,1 @@
+//! Optimizers in backward over ranks that are threads.
