@@ -14,6 +14,7 @@ mod contexts;
 mod driver;
 mod errors;
 mod failure;
+mod in_backward;
 mod launch;
 mod liveness;
 mod optimizer;
@@ -38,6 +39,7 @@ const TOPICS: &[&[Case]] = &[
     contexts::CASES,
     training::CASES,
     optimizer::CASES,
+    in_backward::CASES,
     start::CASES,
     progress::CASES,
     failure::CASES,

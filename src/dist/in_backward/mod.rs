@@ -2,8 +2,6 @@
 
 mod optimizers;
 mod remote;
-#[cfg(test)]
-mod tests;
 
 pub use optimizers::DistributedInBackward;
 

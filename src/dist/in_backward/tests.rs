@@ -1,1 +1,0 @@
-//! Optimizers in backward over ranks that are threads.
