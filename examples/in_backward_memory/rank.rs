@@ -3,7 +3,6 @@
 use std::sync::Mutex;
 
 use rankgrad::prelude::*;
-use rankgrad::tensor::init::xavier_uniform;
 use serde::{Deserialize, Serialize};
 
 use crate::counting;
@@ -30,10 +29,16 @@ fn status(name: &str) -> Option<usize> {
 }
 
 remote! {
-    /// The weight of a layer.
+    /// The weight of a layer. Made in its own memory: nothing large may be freed before the measuring, to be found again by the allocator.
     pub fn weight(scope: &Scope, width: usize, seed: u64) -> Result<Tensor> {
         let _ = scope;
-        xavier_uniform([width, width], 1.0, seed)?.cast(DType::F32)?.parameter()
+        let bound = (3.0 / width as f32).sqrt();
+        let mut state = seed;
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            ((state >> 40) as f32 / (1u64 << 23) as f32 - 1.0) * bound
+        };
+        Tensor::from_vec((0..width * width).map(|_| next()).collect(), [width, width])?.parameter()
     }
 
     /// A layer: tanh(x·w).
