@@ -94,7 +94,7 @@ fn measure(world: &World, [layers, width, batch, pairs]: [usize; 4]) -> Result<V
     for pair in 0..pairs {
         for turn in 0..2 {
             // Each kind goes first in half of the pairs.
-            let in_backward = (pair + turn) % 2 == 0;
+            let in_backward = (pair + turn).is_multiple_of(2);
             if in_backward {
                 let attached = model.attach()?;
                 times[0].push(model.iterate(world, None)?);

@@ -61,10 +61,10 @@ remote! {
     /// A hook that calls another rank, waits for it, and takes every second gradient.
     fn hook(scope: &Scope, w: RRef<Tensor>, other: u32) -> Result<()> {
         let caller = scope.timeout(std::time::Duration::from_secs(20));
-        let turns = std::sync::atomic::AtomicU32::new(0);
+        let takes = std::sync::atomic::AtomicBool::new(true);
         let _hook = w.local(scope)?.register_post_accumulate_hook(move |_, gradient| {
             caller.call(other, nothing, ())?;
-            if turns.fetch_add(1, std::sync::atomic::Ordering::SeqCst) % 2 == 0 {
+            if takes.fetch_xor(true, std::sync::atomic::Ordering::SeqCst) {
                 drop(gradient.take());
             }
             Ok(())

@@ -65,7 +65,7 @@ impl InBackward {
         if self.every == 0 {
             return bound("every", "0".into(), "at least 1");
         }
-        if let Some(limit) = self.clip_value.filter(|limit| !(*limit > 0.0)) {
+        if let Some(limit) = self.clip_value.filter(|limit| limit.is_nan() || *limit <= 0.0) {
             return bound("clip_value", limit.to_string(), "above 0");
         }
         if self.clip_norm.is_some() {
