@@ -84,7 +84,7 @@ pub(super) fn answer<R: DeserializeOwned>(call: Call) -> Result<R> {
 }
 
 /// All results, or every failure. With `applies`, an owner that hasn't answered in time may have done what it was asked.
-pub(super) fn gather<R>(operation: &str, results: Vec<(u32, Result<R>)>, applies: bool) -> Result<Vec<R>> {
+pub(in crate::dist) fn gather<R>(operation: &str, results: Vec<(u32, Result<R>)>, applies: bool) -> Result<Vec<R>> {
     if results.iter().all(|r| r.1.is_ok()) {
         return results.into_iter().map(|r| r.1).collect();
     }
