@@ -11,6 +11,7 @@
 pub mod arithmetic;
 mod erased;
 mod float;
+mod lbfgs;
 mod optimizer;
 pub mod options;
 mod rule;
@@ -21,6 +22,7 @@ mod state;
 mod table;
 
 pub use float::Float;
+pub use lbfgs::{Lbfgs, LbfgsOptimizer, LbfgsReport, LbfgsStop, LineSearch};
 pub use optimizer::{Checked, Optimizer, ParameterReport};
 pub use rule::{Form, Rows, Rule, StateArray};
 pub use rules::*;

@@ -84,18 +84,25 @@ fn find(name: &str) -> Result<&'static Registration> {
 /// The rule `name` with its default options, some of them replaced.
 pub(super) fn from_json(name: &str, options: &Value) -> Result<OptimizerSpec> {
     let rule = find(name)?;
-    replace(rule, (rule.defaults)(), options)
+    spec(rule, (rule.defaults)(), options)
 }
 
 /// `spec` with some of its options replaced.
-pub(super) fn with_options(spec: &OptimizerSpec, options: &Value) -> Result<OptimizerSpec> {
-    replace(find(spec.name())?, spec.to_json(), options)
+pub(super) fn with_options(old: &OptimizerSpec, options: &Value) -> Result<OptimizerSpec> {
+    spec(find(old.name())?, old.to_json(), options)
 }
 
-fn replace(rule: &Registration, mut all: Value, options: &Value) -> Result<OptimizerSpec> {
+fn spec(rule: &Registration, all: Value, options: &Value) -> Result<OptimizerSpec> {
+    let rule = replace(rule.name, all, options, rule.from_json)?;
+    rule.check()?;
+    Ok(OptimizerSpec::erased(rule))
+}
+
+/// Options of `optimizer` with some of them replaced, as `parse` makes them; unchecked.
+pub(super) fn replace<T>(optimizer: &str, mut all: Value, options: &Value, parse: impl Fn(Value) -> serde_json::Result<T>) -> Result<T> {
     let refused = |option: &str, value: &Value, bound: String| {
         Err(ErrorKind::OptionValue {
-            optimizer: rule.name.into(),
+            optimizer: optimizer.into(),
             option: option.into(),
             value: value.to_string(),
             bound,
@@ -115,7 +122,7 @@ fn replace(rule: &Registration, mut all: Value, options: &Value) -> Result<Optim
                 .map(|o| o.keys().map(String::as_str).collect::<Vec<_>>().join(", "))
                 .unwrap_or_default();
             return Err(ErrorKind::UnknownOption {
-                optimizer: rule.name.into(),
+                optimizer: optimizer.into(),
                 option: option.clone(),
                 known,
             }
@@ -123,17 +130,11 @@ fn replace(rule: &Registration, mut all: Value, options: &Value) -> Result<Optim
         };
         *place = value.clone();
         // One option at a time, so that the one of a wrong type is named.
-        if let Err(error) = (rule.from_json)(all.clone()) {
+        if let Err(error) = parse(all.clone()) {
             return refused(option, value, format!("of the option's type ({error})"));
         }
     }
-    match (rule.from_json)(all) {
-        Ok(rule) => {
-            rule.check()?;
-            Ok(OptimizerSpec::erased(rule))
-        }
-        Err(error) => refused("options", options, error.to_string()),
-    }
+    parse(all).or_else(|error| refused("options", options, error.to_string()))
 }
 
 /// The rule `name` from the bytes of its options.
