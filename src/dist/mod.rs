@@ -5,7 +5,9 @@ mod changes;
 mod context;
 mod counters;
 mod executor;
+mod lbfgs;
 mod optimizer;
+mod owners;
 mod parameters;
 mod tables;
 
@@ -13,6 +15,7 @@ pub(crate) use builtin::rank_counters;
 pub use context::{BackwardOptions, Context};
 pub use counters::Counters;
 pub(crate) use executor::Ranks;
+pub use lbfgs::DistributedLbfgs;
 pub use optimizer::{DistributedOptimizer, OwnerReport, StepReport};
 pub use parameters::ParameterCalls;
 pub(crate) use tables::Tables;

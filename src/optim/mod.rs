@@ -22,6 +22,7 @@ mod state;
 mod table;
 
 pub use float::Float;
+pub(crate) use lbfgs::{Ask, Direction, Driver, Gathered, Part, Slope, Vectors, add};
 pub use lbfgs::{Lbfgs, LbfgsOptimizer, LbfgsReport, LbfgsStop, LineSearch};
 pub use optimizer::{Checked, Optimizer, ParameterReport};
 pub use rule::{Form, Rows, Rule, StateArray};

@@ -67,7 +67,7 @@ PROBLEMS = {
 # Problem, dtypes, steps, options.
 RUNS = [
     ("rosenbrock", ("f64", "f32"), 3, {"max_iter": 5, "line_search_fn": "strong_wolfe"}),
-    ("rosenbrock", ("f64",), 4, {"line_search_fn": "strong_wolfe", "history_size": 3}),
+    ("rosenbrock", ("f64",), 2, {"line_search_fn": "strong_wolfe", "history_size": 3}),
     ("rosenbrock", ("f64",), 3, {"line_search_fn": "strong_wolfe", "max_eval": 8}),
     ("rosenbrock", ("f64",), 3, {"lr": 4.0, "max_iter": 6, "line_search_fn": "strong_wolfe"}),
     ("rosenbrock", ("f64",), 3, {"lr": 1e-3, "max_iter": 4, "line_search_fn": "strong_wolfe"}),

@@ -15,6 +15,7 @@ mod driver;
 mod errors;
 mod failure;
 mod launch;
+mod lbfgs;
 mod liveness;
 mod optimizer;
 mod progress;
@@ -38,6 +39,7 @@ const TOPICS: &[&[Case]] = &[
     contexts::CASES,
     training::CASES,
     optimizer::CASES,
+    lbfgs::CASES,
     start::CASES,
     progress::CASES,
     failure::CASES,

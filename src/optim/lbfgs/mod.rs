@@ -18,7 +18,7 @@ use serde_json::Value;
 
 pub(crate) use driver::{Driver, Vectors};
 pub use local::LbfgsOptimizer;
-pub(crate) use part::{Ask, Direction, Gathered, Part, Slope};
+pub(crate) use part::{Ask, Direction, Gathered, Part, Slope, add};
 
 use super::options::{Check, options};
 use super::table;
@@ -120,7 +120,7 @@ pub enum LbfgsStop {
     Iterations,
     /// `max_eval` evaluations are made.
     Evaluations,
-    /// The loss or the gradient isn't finite; the parameters are where it last was.
+    /// The loss or the gradient isn't finite. The move that led there in this step is undone.
     NotFinite,
 }
 

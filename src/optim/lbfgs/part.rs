@@ -140,10 +140,6 @@ impl Part {
         })
     }
 
-    pub(crate) fn parameters(&self) -> &[Tensor] {
-        &self.parameters
-    }
-
     /// Takes the gradient of each parameter, checked before any is kept.
     pub(crate) fn gather(&mut self, ask: &Ask, of: &dyn Fn(&Tensor) -> Option<Gradient>) -> Result<Vec<Gathered>> {
         let gradients: Vec<_> = self.parameters.iter().map(of).collect();
