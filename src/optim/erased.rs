@@ -1,10 +1,11 @@
 //! Rules behind one type, whatever their options and the dtype of the parameter.
 
 use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use serde_json::Value;
 
-use super::{Form, Rows, Rule, StateArray, StateView};
+use super::{Float, Form, Rows, Rule, StateArray, StateView};
 use crate::Result;
 
 /// [`Rule`] without its generics. Every rule has it.
@@ -62,15 +63,25 @@ impl<R: Rule> ErasedRule for R {
         self
     }
     fn update_f32(&self, p: &mut [f32], g: Taken<'_, f32>, state: &mut StateView<'_, f32>) {
-        match g {
-            Taken::Dense(g) => self.update(p, g, state),
-            Taken::Rows(g) => self.update_rows(p, g, state),
-        }
+        update(self, p, g, state);
     }
     fn update_f64(&self, p: &mut [f64], g: Taken<'_, f64>, state: &mut StateView<'_, f64>) {
-        match g {
-            Taken::Dense(g) => self.update(p, g, state),
-            Taken::Rows(g) => self.update_rows(p, g, state),
-        }
+        update(self, p, g, state);
+    }
+}
+
+/// One update. A panic in it goes on with a message that names the rule and the parameter's shape.
+fn update<R: Rule, T: Float>(rule: &R, p: &mut [T], g: Taken<'_, T>, state: &mut StateView<'_, T>) {
+    let shape = state.shape().to_vec();
+    let updated = catch_unwind(AssertUnwindSafe(|| match g {
+        Taken::Dense(g) => rule.update(p, g, state),
+        Taken::Rows(g) => rule.update_rows(p, g, state),
+    }));
+    if let Err(panic) = updated {
+        let text = panic.downcast_ref::<&str>().copied();
+        let text = text
+            .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+            .unwrap_or("a panic");
+        resume_unwind(Box::new(format!("{}: update of a parameter of shape {shape:?}: {text}", R::NAME)));
     }
 }

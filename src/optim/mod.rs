@@ -30,6 +30,10 @@ pub use rules::*;
 pub use spec::OptimizerSpec;
 pub use state::{ParameterState, StateView};
 pub use table::{Registration, names};
+pub(crate) use table::{check, listing};
+
+#[doc(hidden)]
+pub use inventory;
 
 #[cfg(test)]
 mod tests;

@@ -20,6 +20,7 @@ mod liveness;
 mod optimizer;
 mod progress;
 mod references;
+mod rules;
 mod selftest;
 mod settled;
 mod start;
@@ -40,6 +41,7 @@ const TOPICS: &[&[Case]] = &[
     training::CASES,
     optimizer::CASES,
     lbfgs::CASES,
+    rules::CASES,
     start::CASES,
     progress::CASES,
     failure::CASES,
