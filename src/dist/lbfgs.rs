@@ -83,8 +83,9 @@ crate::remote! {
 ///         let report = optimizer.step(|| {
 ///             let context = world.context()?;
 ///             let loss = context.call(0, distance, (&a, 1.0))?.add(&context.call(1, distance, (&b, 2.0))?)?;
-///             context.backward(&[loss.clone()])?;
-///             Ok((loss.item()?, context))
+///             let value = loss.item()?;
+///             context.backward(&[loss])?;
+///             Ok((value, context))
 ///         })?;
 ///         assert!(report.loss < 1e-12);
 ///         assert!(b.fetch()?.to_vec::<f64>()?.iter().all(|x| (x - 2.0).abs() < 1e-6));

@@ -89,8 +89,9 @@ fn runs(world: &World) -> Result<()> {
                 let context = world.context()?;
                 let p: Vec<Tensor> = there.iter().map(|p| context.fetch(p)).collect::<Result<_>>()?;
                 let loss = loss(&case, &p)?;
-                context.backward(&[loss.clone()])?;
-                Ok((values(&loss)?[0], context))
+                let value = values(&loss.detach())?[0];
+                context.backward(&[loss])?;
+                Ok((value, context))
             })?;
             assert_eq!(found, expected, "{}", case["id"]);
             so_far = (so_far.0 + found.iterations, so_far.1 + found.evaluations);
@@ -133,8 +134,9 @@ fn valley(world: &World) -> Result<[RRef<Tensor>; 2]> {
 fn evaluate(world: &World, [x, y]: &[RRef<Tensor>; 2]) -> Result<(f64, Context)> {
     let context = world.context()?;
     let loss = rosenbrock(&context.fetch(x)?, &context.fetch(y)?)?;
-    context.backward(&[loss.clone()])?;
-    Ok((loss.item()?, context))
+    let value = loss.item()?;
+    context.backward(&[loss])?;
+    Ok((value, context))
 }
 
 fn a_failing_closure(world: &World) -> Result<()> {

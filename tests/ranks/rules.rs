@@ -168,7 +168,7 @@ fn gradients(step: u32) -> Result<[Option<Gradient>; 3]> {
     Ok([
         Some(dense(&[0.3 * x - 1.0, 1.0 / (x + 1.0), -0.7])?),
         Some(sparse),
-        (step % 2 == 0).then(|| dense(&[1.0 - x])).transpose()?,
+        step.is_multiple_of(2).then(|| dense(&[1.0 - x])).transpose()?,
     ])
 }
 

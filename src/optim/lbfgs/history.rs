@@ -59,8 +59,7 @@ impl History {
             with_y: with_y.iter().copied().collect(),
         };
         let curvature = pair.curvature();
-        // Not below it, and not NaN.
-        if !(curvature > LEAST_CURVATURE) {
+        if curvature <= LEAST_CURVATURE || curvature.is_nan() {
             return (false, false);
         }
         self.scale = curvature / pair.with_y.back().copied().unwrap_or(1.0);
@@ -111,8 +110,11 @@ mod tests {
         a.iter().zip(b).map(|(a, b)| a * b).sum()
     }
 
+    /// A move and a change of the gradient.
+    type Vectors = (Vec<f64>, Vec<f64>);
+
     /// The direction of the recursion over vectors.
-    fn reference(pairs: &[(Vec<f64>, Vec<f64>)], g: &[f64]) -> Vec<f64> {
+    fn reference(pairs: &[Vectors], g: &[f64]) -> Vec<f64> {
         let mut q: Vec<f64> = g.iter().map(|g| -g).collect();
         let mut alphas = vec![];
         for (s, y) in pairs.iter().rev() {
@@ -136,14 +138,13 @@ mod tests {
         let number = |i: usize, j: usize| ((7 * i + 13 * j + i * j) % 17) as f64 / 8.0 - 1.0;
         let vector = |i: usize| (0..6).map(|j| number(i, j)).collect::<Vec<_>>();
         let mut history = History::new(3);
-        let mut pairs: Vec<(Vec<f64>, Vec<f64>)> = vec![];
+        let mut pairs: Vec<Vectors> = vec![];
         for i in 0..7 {
             let s = vector(i);
             // With a positive definite Hessian, each pair has positive curvature.
             let y: Vec<f64> = s.iter().enumerate().map(|(j, s)| s * (1.0 + j as f64) + 0.1 * s).collect();
-            let with = |of: fn(&(Vec<f64>, Vec<f64>)) -> &Vec<f64>, own: &[f64]| {
-                pairs.iter().map(|p| dot(&y, of(p))).chain([dot(&y, own)]).collect::<Vec<_>>()
-            };
+            let with =
+                |of: fn(&Vectors) -> &Vec<f64>, own: &[f64]| pairs.iter().map(|p| dot(&y, of(p))).chain([dot(&y, own)]).collect::<Vec<_>>();
             let (kept, full) = history.take(&with(|p| &p.0, &s), &with(|p| &p.1, &y));
             assert_eq!((kept, full), (true, i >= 3));
             pairs.push((s, y));
@@ -151,7 +152,7 @@ mod tests {
                 pairs.remove(0);
             }
             let g = vector(20 + i);
-            let g_with = |of: fn(&(Vec<f64>, Vec<f64>)) -> &Vec<f64>| pairs.iter().map(|p| dot(&g, of(p))).collect::<Vec<_>>();
+            let g_with = |of: fn(&Vectors) -> &Vec<f64>| pairs.iter().map(|p| dot(&g, of(p))).collect::<Vec<_>>();
             let c = history.coefficients(&g_with(|p| &p.0), &g_with(|p| &p.1));
             let mut found: Vec<f64> = g.iter().map(|g| c.gradient * g).collect();
             for (k, (s, y)) in pairs.iter().enumerate() {

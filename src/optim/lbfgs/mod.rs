@@ -82,7 +82,7 @@ impl Lbfgs {
     /// another type or out of its bound.
     pub fn from_json(options: &Value) -> Result<Self> {
         let defaults = serde_json::to_value(Self::default()).unwrap_or(Value::Null);
-        let given = table::replace(Self::NAME, defaults, options, |all| serde_json::from_value::<Self>(all))?;
+        let given = table::replace(Self::NAME, defaults, options, serde_json::from_value::<Self>)?;
         given.check()?;
         Ok(given)
     }
