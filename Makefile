@@ -3,10 +3,11 @@
 # make setup   installs what is missing (Debian, Ubuntu), or says how
 # make lint    formatting and clippy
 # make doc     the documentation, in target/doc
+# make bench   measures, and writes bench/*.json
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
-.PHONY: demo test setup lint doc
+.PHONY: demo test setup lint doc bench
 
 # Both MPIs may be installed: the build and the launcher must mean the same one.
 CHOOSE := source scripts/mpi; export MPI=$$(mpi_kinds | head -n 1) OPENBLAS_NUM_THREADS=1; export MPICC=$$(mpi_tool mpicc $$MPI);
@@ -24,6 +25,9 @@ setup:
 
 lint:
 	@$(CHOOSE) cargo fmt --check && cargo clippy --all-targets -- -D warnings
+
+bench:
+	@$(CHOOSE) cargo bench --bench step
 
 doc:
 	@$(CHOOSE) RUSTDOCFLAGS="-D warnings" cargo doc --no-deps

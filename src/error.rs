@@ -248,6 +248,16 @@ pub enum ErrorKind {
         /// Why not, and what to use instead.
         why: String,
     },
+    /// An update rule panicked; the parameter may be half updated.
+    #[error("{optimizer}: the update of parameter {parameter} panicked: {message}")]
+    RulePanic {
+        /// The optimizer.
+        optimizer: String,
+        /// The parameter, by place.
+        parameter: usize,
+        /// The panic's message.
+        message: String,
+    },
     /// No parameter was given.
     #[error("{optimizer}: got an empty parameter list")]
     NoParameters {
@@ -265,7 +275,7 @@ pub enum ErrorKind {
         second: usize,
     },
     /// Building or stepping failed on some owners.
-    #[error("{operation}: {} of {owners} owners failed: {}; updated: {updated:?}", failures.len(), failures.iter().map(|f| format!("rank {}: {}", f.rank, f.error)).collect::<Vec<_>>().join("; "))]
+    #[error("{operation}: {} of {owners} owners failed: {}; updated: {updated:?}{}", failures.len(), failures.iter().map(|f| format!("rank {}: {}", f.rank, f.error)).collect::<Vec<_>>().join("; "), if in_doubt.is_empty() { String::new() } else { format!("; no answer, so perhaps updated too: {in_doubt:?}") })]
     Owners {
         /// What was asked for.
         operation: String,
@@ -275,6 +285,32 @@ pub enum ErrorKind {
         failures: Vec<OwnerFailure>,
         /// The owners that did what was asked.
         updated: Vec<u32>,
+        /// Owners whose answer didn't come in time: they may have done it, or do it later.
+        in_doubt: Vec<u32>,
+    },
+    /// Gradients with infinite or NaN elements, in a step that refuses them.
+    #[error("{optimizer}: the gradients of parameters {} have infinite or NaN elements; nothing was updated", parameters.join(", "))]
+    NotFinite {
+        /// The optimizer.
+        optimizer: String,
+        /// The parameters: place, name, owner.
+        parameters: Vec<String>,
+    },
+    /// A parameter has moved on too far since its gradient was computed.
+    #[error(
+        "{optimizer}: parameter {parameter} is at version {found}; its gradient is of version {expected}, and may be {staleness} behind"
+    )]
+    Stale {
+        /// The optimizer.
+        optimizer: String,
+        /// The parameter, by place.
+        parameter: usize,
+        /// The version that its gradient was computed with.
+        expected: u64,
+        /// Its version now.
+        found: u64,
+        /// How many updates may lie between.
+        staleness: u64,
     },
 
     // ---- references and calls ------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 //! What most programs need: `use rankgrad::prelude::*;`.
 
 pub use crate::autograd::{Function, no_grad};
-pub use crate::dist::{BackwardOptions, Context, DistributedOptimizer, Mode, ParameterCalls};
+pub use crate::dist::{BackwardOptions, Context, DistributedOptimizer, Mode, ParamGroup, ParameterCalls, StepOptions};
 pub use crate::optim::{Adam, Sgd};
 pub use crate::rpc::{Calls, Future, Scope};
 pub use crate::tensor::{DType, Gradient, Tensor};

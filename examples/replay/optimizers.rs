@@ -237,7 +237,7 @@ impl Case {
             }
         }
         let (error, limit, of_lr) = if self.optimizer == "Muon" {
-            let lr = optimizer.spec().option("lr").and_then(|lr| lr.as_f64()).unwrap_or(0.0);
+            let lr = optimizer.groups()[0].option("lr").and_then(|lr| lr.as_f64()).unwrap_or(0.0);
             (absolute, 0.4 * lr, absolute / lr)
         } else {
             (relative, self.dtype.limit(), 0.0)

@@ -60,14 +60,14 @@ impl Case {
         let mut optimizer = DistributedOptimizer::new(world, spec, [&parameter])?;
         let schedule = Schedule::from_json(&self.schedule, &self.options)?;
         let mut scheduler = Scheduler::new(schedule, &mut optimizer)?;
-        found.push(Rates::of(optimizer.spec())?);
+        found.push(Rates::of(&optimizer.groups()[0])?);
         for step in 1..self.lrs.len() {
             optimizer.step(&world.context()?)?;
             match self.metrics.as_ref().and_then(|metrics| metrics.get(step - 1)) {
                 Some(&metric) => scheduler.step_with(&mut optimizer, metric)?,
                 None => scheduler.step(&mut optimizer)?,
             };
-            found.push(Rates::of(optimizer.spec())?);
+            found.push(Rates::of(&optimizer.groups()[0])?);
         }
         Ok(())
     }

@@ -3,14 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::Counters;
-use super::changes::ChangedOptions;
-use super::optimizer::OwnerReport;
-use super::tables::{OwnerOptimizer, Tables};
-use crate::optim::{Optimizer, OptimizerSpec};
-use crate::protocol::{ContextId, OptimizerId};
+use super::tables::Tables;
+use crate::protocol::ContextId;
 use crate::rpc::{Calls, Scope, stored};
 use crate::rref::RRef;
-use crate::runtime::lock;
 use crate::tensor::{Gradient, RowSparse, Tensor};
 use crate::{Error, ErrorKind, Result};
 
@@ -43,7 +39,8 @@ impl SentGradient {
     }
 }
 
-fn parameter(scope: &Scope, what: &str, rref: &RRef<Tensor>) -> Result<Tensor> {
+/// The leaf that a reference names.
+pub(super) fn parameter(scope: &Scope, what: &str, rref: &RRef<Tensor>) -> Result<Tensor> {
     let tensor = rref.local(scope)?;
     if tensor.leaf().is_none() {
         let why = if tensor.requires_grad() {
@@ -119,40 +116,18 @@ crate::remote! {
         }
     }
 
-    /// Builds the local optimizer of this owner.
-    pub(super) fn make_optimizer(scope: &Scope, id: OptimizerId, spec: OptimizerSpec, parameters: Vec<RRef<Tensor>>, places: Vec<u32>) -> Result<()> {
-        let mut tensors = Vec::with_capacity(parameters.len());
-        for (rref, place) in parameters.iter().zip(&places) {
-            tensors.push(parameter(scope, &format!("{}: parameter {place}", spec.name()), rref)?);
+    /// Freezes or unfreezes a parameter of this rank.
+    pub(super) fn freeze_parameter(scope: &Scope, of: RRef<Tensor>, frozen: bool) -> Result<()> {
+        let tensor = parameter(scope, if frozen { "freeze" } else { "unfreeze" }, &of)?;
+        if let Some(leaf) = tensor.leaf() {
+            leaf.set_requires_grad(!frozen);
         }
-        let optimizer = Optimizer::new(spec, tensors.clone())?;
-        let owner = OwnerOptimizer { optimizer: optimizer.into(), places, parameters: tensors, changes: Default::default() };
-        Tables::of(&scope.caller().runtime)?.insert_optimizer(id, owner);
         Ok(())
     }
 
-    /// Changes options, if they came along, and applies the gradients of a context.
-    pub(super) fn step_optimizer(scope: &Scope, id: OptimizerId, context: ContextId, changed: Option<ChangedOptions>) -> Result<OwnerReport> {
-        use std::sync::atomic::Ordering;
-        let start = std::time::Instant::now();
-        let tables = Tables::of(&scope.caller().runtime)?;
-        let rank = scope.rank();
-        let missing = || ErrorKind::NoSuchValue { operation: "step".into(), owner: rank, id: format!("optimizer {id}") };
-        let owner = tables.optimizer(id).ok_or_else(missing)?;
-        let recording = tables.known_recording(context);
-        let mut optimizer = lock(&owner.optimizer);
-        if let Some(changed) = changed {
-            changed.make(&mut optimizer, &owner.changes)?;
-        }
-        let parameters = optimizer.step(&mut |i| {
-            let leaf = owner.parameters.get(i)?.leaf()?;
-            recording.as_ref()?.gradient(leaf.id())
-        })?;
-        for report in parameters.iter().filter(|r| r.updated) {
-            let counter = if report.in_place { &tables.updates_in_place } else { &tables.updates_out_of_place };
-            counter.fetch_add(1, Ordering::Relaxed);
-        }
-        Ok(OwnerReport { rank, places: owner.places.clone(), parameters, seconds: start.elapsed().as_secs_f64() })
+    /// The version of a parameter of this rank.
+    pub(super) fn version_of(scope: &Scope, of: RRef<Tensor>) -> Result<u64> {
+        Ok(parameter(scope, "version", &of)?.leaf().map_or(0, |leaf| leaf.version()))
     }
 
     /// What is alive on this rank.
@@ -174,11 +149,5 @@ crate::remote! {
             messages: traffic.messages,
             bytes: traffic.bytes,
         })
-    }
-
-    /// Forgets an optimizer.
-    pub(super) fn drop_optimizer(scope: &Scope, id: OptimizerId) -> Result<()> {
-        Tables::of(&scope.caller().runtime)?.remove_optimizer(id);
-        Ok(())
     }
 }

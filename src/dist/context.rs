@@ -9,7 +9,7 @@ use super::builtin::{SentGradient, accumulate_gradient, gradient_of};
 use super::parameters::ParameterCalls;
 use super::tables::Tables;
 use crate::autograd::check_roots;
-use crate::protocol::{ContextId, Gate, Manner, Mode};
+use crate::protocol::{ContextId, Gate, Manner, Mode, Turn};
 use crate::rpc::{Caller, Calls, Frame, Issue, Manner as Issuing, Recorded, Recorder, Recording, Remote};
 use crate::rref::RRef;
 use crate::runtime::{Limit, Runtime, Waiting, Windowed};
@@ -167,7 +167,7 @@ impl Context {
         write: impl FnOnce(&mut Vec<u8>) -> Result<()>,
     ) -> Result<R> {
         let gate = Gate {
-            queued: false,
+            turn: Turn::None,
             gradients_of: Some(self.id()),
         };
         let issue = Issue {

@@ -6,16 +6,13 @@ use std::sync::Arc;
 
 use super::tables::Tables;
 use crate::autograd::frame;
-use crate::protocol::{ContextId, Input, Outcome, Output, RefId, Tag, Work};
+use crate::protocol::{ContextId, Input, OptimizerId, Outcome, Output, RefId, Tag, Work};
 use crate::rpc::{self, Caller, Frame, Incoming, Recorder, Scope, into_value, stored};
 use crate::rref::Handle;
 use crate::runtime::{self, Done, Executor, Job, Runtime, Value, Windowed};
 use crate::tensor::Tensor;
 use crate::wire::{Delivered, Encoded, Payload};
 use crate::{Error, ErrorKind, Result};
-
-/// Parameters of so many elements are updated by a thread of the pool, not by the one that polls.
-const HEAVY: usize = 1 << 15;
 
 /// The executor of every rank.
 #[derive(Debug)]
@@ -137,8 +134,9 @@ impl Executor for Ranks {
         rpc::get(function).is_ok_and(|r| r.is_on_main())
     }
 
-    fn is_heavy(&self) -> bool {
-        self.0.largest_optimizer() > HEAVY
+    fn is_heavy(&self, payload: &Payload) -> bool {
+        // Functions that take turns have an optimizer's id in front.
+        postcard::take_from_bytes::<OptimizerId>(&payload.bytes).is_ok_and(|(id, _)| self.0.is_heavy(id))
     }
 
     fn drops_at_once(&self, value: &Value) -> bool {

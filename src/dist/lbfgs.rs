@@ -7,11 +7,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::context::Context;
-use super::owners;
+use super::optimizer::ask::{Asking, ask, collect, gather};
 use super::tables::Tables;
 use crate::optim::{Ask, Direction, Driver, Gathered, Lbfgs, LbfgsReport, Part, Slope, Vectors, add};
-use crate::protocol::{ContextId, Gate};
-use crate::rpc::{Call, Caller, Calls, Issue, Manner, On, Recorded, Remote};
+use crate::protocol::{ContextId, Turn};
+use crate::rpc::{Caller, Calls, On, Remote};
 use crate::rref::RRef;
 use crate::tensor::Tensor;
 use crate::{ErrorKind, Result};
@@ -29,7 +29,7 @@ crate::remote! {
     }
 
     /// Takes the gradients of a context.
-    fn gather(scope: &Scope, part: &mut Part, context: ContextId, ask: Ask) -> Result<Vec<Gathered>> {
+    fn take(scope: &Scope, part: &mut Part, context: ContextId, ask: Ask) -> Result<Vec<Gathered>> {
         let recording = Tables::of(&scope.caller().runtime)?.known_recording(context);
         part.gather(&ask, &|tensor| recording.as_ref()?.gradient(tensor.leaf()?.id()))
     }
@@ -153,7 +153,7 @@ impl DistributedLbfgs {
             parameters: parameters.len(),
             caller,
         };
-        parts.ask("creation", is_made(), Gate::default(), &())?;
+        parts.ask("creation", is_made, (Asking::default(), false), &())?;
         Ok(Self { driver, parts })
     }
 
@@ -184,44 +184,50 @@ impl DistributedLbfgs {
 }
 
 impl Parts {
-    /// Asks all owners at once. Functions that change something wait in their queues of steps.
-    fn ask<A, R: DeserializeOwned>(&self, what: &str, f: Remote<On<Part, A>, R>, gate: Gate, arguments: &impl Serialize) -> Result<Vec<R>> {
-        // The only owner, if it is this rank, does its part at once.
-        let manner = if self.parts.len() == 1 { Manner::Waits } else { Manner::Goes };
-        let issue = |part: &RRef<Part>| {
-            let issue = Issue {
-                to: part.owner(),
-                function: f.id()?,
-                name: f.name(),
-                creates: false,
-                gate,
-                recorded: Recorded::Never,
-                manner,
-            };
-            self.caller.issue(issue, |bytes| {
+    /// Asks all owners at once.
+    fn ask<A, R: DeserializeOwned>(
+        &self,
+        what: &str,
+        f: impl Fn() -> Remote<On<Part, A>, R>,
+        (asking, applies): (Asking, bool),
+        arguments: &impl Serialize,
+    ) -> Result<Vec<R>> {
+        let asking = Asking {
+            // The only owner, if it is this rank, does its part at once.
+            at_once: self.parts.len() == 1,
+            ..asking
+        };
+        let asked = self.parts.iter().map(|(part, _)| {
+            let call = ask(&self.caller, part.owner(), f(), &asking, |bytes| {
                 crate::wire::write(part, bytes)?;
                 crate::wire::write(arguments, bytes)
+            });
+            (part.owner(), call)
+        });
+        let created = |result: Result<R>| {
+            result.map_err(|error| match error.kind() {
+                ErrorKind::Creation { source, .. } => source.clone(),
+                _ => error,
             })
         };
-        let calls: Vec<(u32, Result<Call>)> = self.parts.iter().map(|(part, _)| (part.owner(), issue(part))).collect();
-        let answer = |call: Result<Call>| {
-            let call = call?;
-            call.decode(call.wait()?)
-        };
-        let results = calls.into_iter().map(|(owner, call)| (owner, answer(call))).collect();
-        owners::gather(&format!("{}: {what}", Lbfgs::NAME), results)
+        let results = collect(asked.collect()).into_iter();
+        gather(
+            &format!("{}: {what}", Lbfgs::NAME),
+            results.map(|(owner, result)| (owner, created(result))).collect(),
+            applies,
+        )
     }
 
     /// Asks for a row a parameter; the rows in the order of the list.
     fn rows<A, R: DeserializeOwned>(
         &self,
         what: &str,
-        f: Remote<On<Part, A>, Vec<R>>,
-        gate: Gate,
+        f: impl Fn() -> Remote<On<Part, A>, Vec<R>>,
+        how: (Asking, bool),
         arguments: &impl Serialize,
     ) -> Result<Vec<R>> {
         let mut rows: Vec<(usize, R)> = Vec::with_capacity(self.parameters);
-        for ((_, places), answer) in self.parts.iter().zip(self.ask(what, f, gate, arguments)?) {
+        for ((_, places), answer) in self.parts.iter().zip(self.ask(what, f, how, arguments)?) {
             rows.extend(places.iter().copied().zip(answer));
         }
         rows.sort_by_key(|(place, _)| *place);
@@ -230,9 +236,11 @@ impl Parts {
 }
 
 /// In the owner's queue of steps.
-const QUEUED: Gate = Gate {
-    queued: true,
+const QUEUED: Asking = Asking {
+    turn: Turn::Take,
     gradients_of: None,
+    limit: None,
+    at_once: false,
 };
 
 struct Everywhere<'a, F> {
@@ -244,31 +252,31 @@ impl<F: FnMut() -> Result<(f64, Context)>> Vectors for Everywhere<'_, F> {
     fn evaluate(&mut self, ask: &Ask) -> Result<(f64, Gathered)> {
         let (loss, context) = (self.closure)()?;
         self.parts.caller.runtime.check_gradients("step", context.id())?;
-        let gate = Gate {
+        let asking = Asking {
             gradients_of: Some(context.id()),
             ..QUEUED
         };
         let mut all = Gathered::default();
-        let rows = self.parts.rows("gradients", gather(), gate, &(context.id(), ask))?;
+        let rows = self.parts.rows("gradients", take, (asking, false), &(context.id(), ask))?;
         rows.into_iter().for_each(|row| all.add(row));
         Ok((loss, all))
     }
 
     fn products(&mut self, pair: Option<f64>, number: u64) -> Result<Vec<f64>> {
         let mut all = vec![];
-        let rows = self.parts.rows("products", products(), QUEUED, &(pair, number))?;
+        let rows = self.parts.rows("products", products, (QUEUED, false), &(pair, number))?;
         rows.iter().for_each(|row| add(&mut all, row));
         Ok(all)
     }
 
     fn direct(&mut self, direction: &Direction) -> Result<Slope> {
         let mut all = Slope::default();
-        let rows = self.parts.rows("direction", direct(), QUEUED, &(direction,))?;
+        let rows = self.parts.rows("direction", direct, (QUEUED, true), &(direction,))?;
         rows.into_iter().for_each(|row| all.add(row));
         Ok(all)
     }
 
     fn go(&mut self, t: f64) -> Result<()> {
-        self.parts.ask("move", go(), QUEUED, &(t,)).map(drop)
+        self.parts.ask("move", go, (QUEUED, true), &(t,)).map(drop)
     }
 }

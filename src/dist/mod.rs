@@ -1,13 +1,11 @@
 //! Training over ranks: contexts, backward, optimizers.
 
 mod builtin;
-mod changes;
 mod context;
 mod counters;
 mod executor;
 mod lbfgs;
 mod optimizer;
-mod owners;
 mod parameters;
 mod tables;
 
@@ -16,7 +14,9 @@ pub use context::{BackwardOptions, Context};
 pub use counters::Counters;
 pub(crate) use executor::Ranks;
 pub use lbfgs::DistributedLbfgs;
-pub use optimizer::{DistributedOptimizer, OwnerReport, StepReport};
+pub use optimizer::{
+    DistributedOptimizer, NotFinite, OwnerReport, ParamGroup, ParameterRef, StepFuture, StepOptions, StepReport, StepSummary,
+};
 pub use parameters::ParameterCalls;
 pub(crate) use tables::Tables;
 

@@ -1,6 +1,6 @@
 //! Parameters on other ranks.
 
-use super::builtin::{assign_tensor, module_parameters, put_tensor};
+use super::builtin::{assign_tensor, freeze_parameter, module_parameters, put_tensor, version_of};
 use super::tables::Tables;
 use crate::protocol::ContextId;
 use crate::rpc::Calls;
@@ -57,6 +57,30 @@ pub trait ParameterCalls: Calls {
             .into_iter()
             .map(|(leaf, gradient)| (Tensor::from_leaf(leaf), gradient))
             .collect())
+    }
+
+    /// Freezes a parameter: graphs recorded from now on don't lead to it, and optimizers leave it and its state as they are. Targeted; blocks until it is.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotALeaf`] from its owner; as [`Calls::call`].
+    fn freeze(&self, parameter: &RRef<Tensor>) -> Result<()> {
+        self.call(parameter.owner(), freeze_parameter, (parameter, true))
+    }
+
+    /// Undoes [`freeze`](Self::freeze). Targeted; blocks until it is done.
+    ///
+    /// # Errors
+    /// As [`freeze`](Self::freeze).
+    fn unfreeze(&self, parameter: &RRef<Tensor>) -> Result<()> {
+        self.call(parameter.owner(), freeze_parameter, (parameter, false))
+    }
+
+    /// The version of a parameter: the number of its updates. Targeted; blocks until the answer is there.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotALeaf`] from its owner; as [`Calls::call`].
+    fn version(&self, parameter: &RRef<Tensor>) -> Result<u64> {
+        self.call(parameter.owner(), version_of, (parameter,))
     }
 
     /// Sets the value of a tensor on its owner. A parameter keeps its dtype and shape, and gets a new version, which is returned (0 for others).

@@ -1,35 +1,22 @@
 //! What a rank keeps for the rooms of this floor: recordings by context, optimizers by id.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::optim::Optimizer;
+use super::optimizer::OwnerOptimizer;
 use crate::protocol::{ContextId, OptimizerId};
 use crate::rpc::Recording;
 use crate::runtime::{Runtime, Slot, lock};
-use crate::tensor::Tensor;
 use crate::{ErrorKind, Result};
-
-/// The optimizer of one owner, and the places of its parameters in the list that the optimizer was made of.
-#[derive(Debug)]
-pub(crate) struct OwnerOptimizer {
-    pub optimizer: Mutex<Optimizer>,
-    pub places: Vec<u32>,
-    pub parameters: Vec<Tensor>,
-    /// The last change of options that it has made; read and set under the lock of `optimizer`.
-    pub changes: AtomicU64,
-}
 
 /// Tables of one rank.
 #[derive(Debug, Default)]
 pub(crate) struct Tables {
     recordings: Mutex<HashMap<ContextId, Arc<Recording>>>,
     optimizers: Mutex<HashMap<OptimizerId, Arc<OwnerOptimizer>>>,
-    /// Optimizers that were dropped before they were made, or failed to be.
-    dropped: Mutex<HashSet<OptimizerId>>,
-    /// Elements of the largest optimizer.
-    largest: AtomicUsize,
+    /// Groups of optimizers (all groups, if none is named) that were dropped before they were made, or failed to be.
+    dropped: Mutex<HashSet<(OptimizerId, Option<u32>)>>,
     next_optimizer: AtomicU64,
     /// Releases of contexts that haven't been acknowledged.
     releasing: Mutex<VecDeque<Arc<Slot>>>,
@@ -77,11 +64,9 @@ impl Tables {
     }
 
     pub(crate) fn insert_optimizer(&self, id: OptimizerId, optimizer: OwnerOptimizer) {
-        if lock(&self.dropped).remove(&id) {
+        if lock(&self.dropped).remove(&(id, None)) {
             return; // its maker gave up before it was made
         }
-        let elements = optimizer.parameters.iter().map(Tensor::len).sum();
-        self.largest.fetch_max(elements, Ordering::Relaxed);
         lock(&self.optimizers).insert(id, Arc::new(optimizer));
     }
 
@@ -92,16 +77,27 @@ impl Tables {
     pub(crate) fn remove_optimizer(&self, id: OptimizerId) {
         let removed = lock(&self.optimizers).remove(&id);
         if removed.is_none() {
-            lock(&self.dropped).insert(id);
+            lock(&self.dropped).insert((id, None));
         }
+    }
+
+    /// A group's maker gave up, perhaps before it was made here.
+    pub(crate) fn give_up_group(&self, id: OptimizerId, number: u32) {
+        lock(&self.dropped).insert((id, Some(number)));
+    }
+
+    /// Whether a group's maker gave up.
+    pub(crate) fn is_given_up(&self, id: OptimizerId, number: u32) -> bool {
+        lock(&self.dropped).contains(&(id, Some(number)))
     }
 
     pub(crate) fn optimizers(&self) -> usize {
         lock(&self.optimizers).len()
     }
 
-    pub(crate) fn largest_optimizer(&self) -> usize {
-        self.largest.load(Ordering::Relaxed)
+    /// Whether a step of this optimizer may take long.
+    pub(crate) fn is_heavy(&self, id: OptimizerId) -> bool {
+        lock(&self.optimizers).get(&id).is_none_or(|o| o.is_heavy())
     }
 
     /// Notes a release under way; gives back the oldest one if there are too many.

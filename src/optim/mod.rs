@@ -10,6 +10,7 @@
 //! (`scripts/bits` shows it), except Muon's, whose matrix products are the BLAS's. Those of L-BFGS have the bits of the closure.
 
 pub mod arithmetic;
+mod clip;
 mod erased;
 mod float;
 mod lbfgs;
@@ -20,8 +21,10 @@ mod rules;
 pub mod schedule;
 mod spec;
 mod state;
+mod state_dict;
 mod table;
 
+pub use clip::{Clip, Norm};
 pub use float::Float;
 pub(crate) use lbfgs::{Ask, Direction, Driver, Gathered, Part, Slope, Vectors, add};
 pub use lbfgs::{Lbfgs, LbfgsOptimizer, LbfgsReport, LbfgsStop, LineSearch};
@@ -30,6 +33,7 @@ pub use rule::{Form, Rows, Rule, StateArray};
 pub use rules::*;
 pub use spec::OptimizerSpec;
 pub use state::{ParameterState, StateView};
+pub use state_dict::{GroupState, StateDict};
 pub use table::{Registration, names};
 pub(crate) use table::{check, listing};
 

@@ -7,32 +7,69 @@ use ndarray::{ArcArray, IxDyn};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::clip::{clamped, is_finite, scaled};
 use super::erased::{ErasedRule, Taken};
-use super::{Float, Form, OptimizerSpec, ParameterState, Rows, StateView};
+use super::{Float, Form, Norm, OptimizerSpec, ParameterState, Rows, StateView};
 use crate::tensor::{DType, Data, Element, Gradient, Leaf, RowSparse, Tensor, Updated};
 use crate::{Error, ErrorKind, Result};
 
 /// What a step did to one parameter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ParameterReport {
     /// Whether there was a gradient, and so an update.
     pub updated: bool,
     /// Rows that a sparse gradient touched; `None` for a dense one.
     pub rows: Option<usize>,
+    /// Norm of its gradient before any clipping: of the kind that the step clips by, else the 2-norm. `None` without a gradient.
+    pub norm: Option<f64>,
     /// The parameter's version after the step.
     pub version: u64,
     /// Whether the update wrote over the old values, because nobody else held them.
     pub in_place: bool,
 }
 
-/// Gradients that an [`Optimizer`] has checked, each in the form that its rule takes. Made by [`Optimizer::check`].
+/// Gradients that an [`Optimizer`] has checked, each in the form that its rule takes, with their norms. Made by [`Optimizer::check`].
 #[derive(Debug, Clone)]
-pub struct Checked(Vec<Option<Gradient>>);
+pub struct Checked {
+    gradients: Vec<Option<Gradient>>,
+    norms: Vec<Option<f64>>,
+}
+
+impl Checked {
+    /// Norm of each parameter's gradient; `None` without one.
+    pub fn norms(&self) -> &[Option<f64>] {
+        &self.norms
+    }
+
+    /// Places of the parameters whose gradient has an element that is infinite or NaN.
+    pub fn not_finite(&self) -> Vec<usize> {
+        // A finite norm is one of finite elements; another one may be too large for a number.
+        let suspects = self.norms.iter().zip(&self.gradients).enumerate();
+        suspects
+            .filter(|(_, (norm, _))| norm.is_some_and(|n| !n.is_finite()))
+            .filter(|(_, (_, gradient))| gradient.as_ref().is_some_and(|g| !is_finite(g)))
+            .map(|(place, _)| place)
+            .collect()
+    }
+
+    /// Multiplies all gradients by a number. The norms stay those before.
+    pub fn scale(&mut self, factor: f64) {
+        if factor != 1.0 {
+            self.gradients.iter_mut().flatten().for_each(|g| *g = scaled(g, factor));
+        }
+    }
+
+    /// Brings all elements between `-max` and `max`. The norms stay those before.
+    pub fn clamp(&mut self, max: f64) {
+        self.gradients.iter_mut().flatten().for_each(|g| *g = clamped(g, max));
+    }
+}
 
 /// An optimizer over parameters of this rank. Local; it blocks on nothing but the parameters' own locks.
 ///
 /// Parameters are known by their place in the order given. Those of one group share options. State is allocated when a
-/// parameter meets its first gradient, or before by [`Optimizer::check`].
+/// parameter meets its first gradient, or before by [`Optimizer::check`]. A frozen parameter (one that requires no gradient) may be among them:
+/// it and its state stay as they are, whatever gradient it has, until it is unfrozen.
 ///
 /// ```
 /// use rankgrad::optim::{Optimizer, Sgd};
@@ -54,6 +91,8 @@ pub struct Optimizer {
 
 #[derive(Debug)]
 struct Parameter {
+    /// Its place, for errors.
+    place: usize,
     tensor: Tensor,
     leaf: Arc<Leaf>,
     dtype: DType,
@@ -81,32 +120,47 @@ impl Optimizer {
         Ok(optimizer)
     }
 
+    /// As [`new`](Self::new); errors name parameters by these places.
+    pub(crate) fn new_at(spec: OptimizerSpec, parameters: Vec<Tensor>, places: &[u32]) -> Result<Self> {
+        let mut optimizer = Self {
+            groups: vec![],
+            parameters: vec![],
+        };
+        optimizer.add_group_at(spec, parameters, places)?;
+        Ok(optimizer)
+    }
+
     /// Adds parameters with options of their own; returns the group's place. Any rule does, also another one.
     ///
     /// # Errors
     /// As [`Optimizer::new`]; nothing is added then.
     pub fn add_group(&mut self, spec: impl Into<OptimizerSpec>, parameters: Vec<Tensor>) -> Result<usize> {
-        let spec = spec.into();
+        let first = self.parameters.len() as u32;
+        let places: Vec<u32> = (first..first + parameters.len() as u32).collect();
+        self.add_group_at(spec.into(), parameters, &places)
+    }
+
+    /// As [`add_group`](Self::add_group); errors name parameters by these places.
+    pub(crate) fn add_group_at(&mut self, spec: OptimizerSpec, parameters: Vec<Tensor>, places: &[u32]) -> Result<usize> {
         spec.check()?;
         let optimizer = || spec.name().to_owned();
         if parameters.is_empty() {
             return Err(ErrorKind::NoParameters { optimizer: optimizer() }.into());
         }
-        let first_place = self.parameters.len();
-        let mut places: HashMap<u64, usize> = self.parameters.iter().enumerate().map(|(place, p)| (p.leaf.id(), place)).collect();
+        let mut known: HashMap<u64, usize> = self.parameters.iter().map(|p| (p.leaf.id(), p.place)).collect();
         let mut added = Vec::with_capacity(parameters.len());
-        for (place, tensor) in (first_place..).zip(parameters) {
+        for (&place, tensor) in places.iter().zip(parameters) {
+            let place = place as usize;
             let refused = |why: &str| ErrorKind::NotALeaf {
                 what: format!("{}: parameter {place}", spec.name()),
                 why: why.into(),
             };
             let leaf = match tensor.leaf() {
-                Some(leaf) if tensor.requires_grad() => Arc::clone(leaf),
-                Some(_) => return Err(refused("it is frozen").into()),
+                Some(leaf) => Arc::clone(leaf),
                 None if tensor.requires_grad() => return Err(refused("it was computed; optimize what it was computed from").into()),
                 None => return Err(refused("it requires no gradient; make it one with `parameter`").into()),
             };
-            if let Some(first) = places.insert(leaf.id(), place) {
+            if let Some(first) = known.insert(leaf.id(), place) {
                 return Err(ErrorKind::DuplicateParameter {
                     optimizer: optimizer(),
                     first,
@@ -123,6 +177,7 @@ impl Optimizer {
                 .into());
             }
             added.push(Parameter {
+                place,
                 tensor,
                 leaf,
                 dtype,
@@ -135,6 +190,14 @@ impl Optimizer {
         self.parameters.extend(added);
         self.groups.push(spec);
         Ok(self.groups.len() - 1)
+    }
+
+    /// Removes the group that was added last, with its parameters and their state. The first one stays.
+    pub(crate) fn remove_last_group(&mut self) {
+        if self.groups.len() > 1 {
+            self.groups.pop();
+            self.parameters.retain(|p| p.group < self.groups.len());
+        }
     }
 
     /// Number of parameters.
@@ -200,13 +263,13 @@ impl Optimizer {
     }
 
     /// One step: asks for the gradient of each parameter by its place, checks all of them, then updates. A parameter
-    /// without a gradient is left alone: no update, no state, no step counted.
+    /// without a gradient is left alone: no update, no state, no step counted. So is a frozen one.
     ///
     /// # Errors
     /// As [`Optimizer::check`]; nothing is changed then.
     pub fn step(&mut self, gradients: &mut dyn FnMut(usize) -> Option<Gradient>) -> Result<Vec<ParameterReport>> {
         let gradients = (0..self.len()).map(gradients).collect();
-        let checked = self.check(gradients)?;
+        let checked = self.check(gradients, Norm::Two)?;
         self.apply(checked)
     }
 
@@ -216,25 +279,28 @@ impl Optimizer {
     /// As [`Optimizer::check`]; nothing is changed then.
     pub fn step_one(&mut self, parameter: usize, gradient: Gradient) -> Result<ParameterReport> {
         self.known(parameter)?;
-        let gradient = self.check_one(parameter, gradient)?;
-        self.apply_one(parameter, Some(gradient))
+        let gradient = self.check_one(parameter, Some(gradient))?;
+        let norm = gradient.as_ref().map(|g| Norm::Two.of(g));
+        self.apply_one(parameter, gradient, norm)
     }
 
-    /// The first half of a step: checks a gradient for each parameter and allocates all that the second half needs.
+    /// The first half of a step: checks a gradient for each parameter, computes its norm and allocates all that the second half needs.
     /// Changes no parameter and no state.
     ///
     /// # Errors
     /// [`ErrorKind::GradientKind`] if a gradient has another dtype or shape than its parameter, or is of a kind that the
     /// rule doesn't take; [`ErrorKind::Argument`] if their number isn't that of the parameters.
-    pub fn check(&mut self, gradients: Vec<Option<Gradient>>) -> Result<Checked> {
+    pub fn check(&mut self, gradients: Vec<Option<Gradient>>, norm: Norm) -> Result<Checked> {
         if gradients.len() != self.len() {
             return Err(argument(
                 "step",
                 format!("{} gradients for {} parameters", gradients.len(), self.len()),
             ));
         }
-        let check = |(place, gradient): (usize, Option<Gradient>)| gradient.map(|g| self.check_one(place, g)).transpose();
-        Ok(Checked(gradients.into_iter().enumerate().map(check).collect::<Result<_>>()?))
+        let check = |(place, gradient): (usize, Option<Gradient>)| self.check_one(place, gradient);
+        let gradients = gradients.into_iter().enumerate().map(check).collect::<Result<Vec<_>>>()?;
+        let norms = gradients.iter().map(|g| g.as_ref().map(|g| norm.of(g))).collect();
+        Ok(Checked { gradients, norms })
     }
 
     /// The second half of a step: updates each parameter that has a gradient, in order.
@@ -242,11 +308,9 @@ impl Optimizer {
     /// # Errors
     /// As [`Optimizer::check`], and only if options were changed between the two.
     pub fn apply(&mut self, gradients: Checked) -> Result<Vec<ParameterReport>> {
-        gradients
-            .0
-            .into_iter()
-            .enumerate()
-            .map(|(place, gradient)| self.apply_one(place, gradient))
+        let Checked { gradients, norms } = gradients;
+        let each = gradients.into_iter().zip(norms).enumerate();
+        each.map(|(place, (gradient, norm))| self.apply_one(place, gradient, norm))
             .collect()
     }
 
@@ -264,12 +328,27 @@ impl Optimizer {
     /// doesn't keep; nothing is changed then.
     pub fn load_state(&mut self, parameter: usize, state: ParameterState) -> Result<()> {
         self.known(parameter)?;
+        self.check_state(&self.groups[self.parameters[parameter].group], parameter, &state)?;
         let p = &mut self.parameters[parameter];
-        let rule = self.groups[p.group].rule();
-        state.check("load_state", rule.scalars(), &rule.arrays(&p.shape), p.dtype)?;
         p.state = Some(state);
         p.prepared = false;
         Ok(())
+    }
+
+    /// Whether a parameter could have this state under these options.
+    pub(crate) fn check_state(&self, spec: &OptimizerSpec, parameter: usize, state: &ParameterState) -> Result<()> {
+        self.known(parameter)?;
+        let (p, rule) = (&self.parameters[parameter], spec.rule());
+        state.check("load_state", rule.scalars(), &rule.arrays(&p.shape), p.dtype)
+    }
+
+    /// Replaces the options of all groups and the state of all parameters, which have been checked.
+    pub(crate) fn replace(&mut self, groups: Vec<OptimizerSpec>, states: Vec<Option<ParameterState>>) {
+        self.groups = groups;
+        for (p, state) in self.parameters.iter_mut().zip(states) {
+            p.state = state;
+            p.prepared = false;
+        }
     }
 
     /// Forgets the state of every parameter, as if no step had been made. Parameters stay as they are.
@@ -287,37 +366,48 @@ impl Optimizer {
         }
     }
 
-    fn check_one(&mut self, place: usize, gradient: Gradient) -> Result<Gradient> {
+    fn check_one(&mut self, place: usize, gradient: Option<Gradient>) -> Result<Option<Gradient>> {
         let p = &mut self.parameters[place];
+        let Some(gradient) = gradient.filter(|_| p.leaf.requires_grad()) else {
+            return Ok(None);
+        };
         let rule = self.groups[p.group].rule();
-        let gradient = p.take(rule, place, gradient)?;
+        let gradient = p.take(rule, gradient)?;
         p.prepare(rule);
-        Ok(gradient)
+        Ok(Some(gradient))
     }
 
-    fn apply_one(&mut self, place: usize, gradient: Option<Gradient>) -> Result<ParameterReport> {
+    fn apply_one(&mut self, place: usize, gradient: Option<Gradient>, norm: Option<f64>) -> Result<ParameterReport> {
         let p = &mut self.parameters[place];
         let Some(gradient) = gradient else {
             return Ok(ParameterReport {
                 updated: false,
                 rows: None,
+                norm,
                 version: p.leaf.version(),
                 in_place: false,
             });
         };
         let rule = self.groups[p.group].rule();
         // Options may have changed since the check.
-        let gradient = if p.prepared { gradient } else { p.take(rule, place, gradient)? };
+        let gradient = if p.prepared { gradient } else { p.take(rule, gradient)? };
         p.prepare(rule);
         let rows = match &gradient {
             Gradient::Sparse(sparse) => Some(sparse.rows.len()),
             Gradient::Dense(_) => None,
         };
         let (state, shape) = (p.state.get_or_insert_default(), &p.shape);
-        let (_, Updated { version, in_place }) = p.leaf.update(|data| update(rule, data, &gradient, state, shape))?;
+        let panicked = |message| ErrorKind::RulePanic {
+            optimizer: rule.name().into(),
+            parameter: p.place,
+            message,
+        };
+        let update = |data: &mut Data| update(rule, data, &gradient, state, shape)?.map_err(|message| panicked(message).into());
+        let (_, Updated { version, in_place }) = p.leaf.update(update)?;
         Ok(ParameterReport {
             updated: true,
             rows,
+            norm,
             version,
             in_place,
         })
@@ -326,11 +416,11 @@ impl Optimizer {
 
 impl Parameter {
     /// The gradient in the form that the rule takes, or why it doesn't.
-    fn take(&self, rule: &dyn ErasedRule, place: usize, gradient: Gradient) -> Result<Gradient> {
+    fn take(&self, rule: &dyn ErasedRule, gradient: Gradient) -> Result<Gradient> {
         let refused = |why: String| {
             Error::from(ErrorKind::GradientKind {
                 optimizer: rule.name().into(),
-                parameter: place,
+                parameter: self.place,
                 why,
             })
         };
@@ -366,20 +456,25 @@ fn contiguous(mut sparse: RowSparse) -> RowSparse {
     sparse
 }
 
-/// One update of a parameter's values by a gradient in the form that the rule takes.
-fn update(rule: &dyn ErasedRule, data: &mut Data, gradient: &Gradient, state: &mut ParameterState, shape: &[usize]) -> Result<()> {
+/// One update of a parameter's values by a gradient in the form that the rule takes, or the text of a panic in the rule.
+fn update(
+    rule: &dyn ErasedRule,
+    data: &mut Data,
+    gradient: &Gradient,
+    state: &mut ParameterState,
+    shape: &[usize],
+) -> Result<Result<(), String>> {
     if !data.is_contiguous() {
         *data = data.to_contiguous();
     }
-    match data {
+    Ok(match data {
         Data::F32(p) => rule.update_f32(slice_mut(p)?, taken(gradient)?, &mut StateView::new(state, shape)),
         _ => rule.update_f64(
             slice_mut(f64::peek_mut(data)?)?,
             taken(gradient)?,
             &mut StateView::new(state, shape),
         ),
-    }
-    Ok(())
+    })
 }
 
 fn taken<T: Float>(gradient: &Gradient) -> Result<Taken<'_, T>> {

@@ -64,8 +64,11 @@ use crate::{ErrorKind, Result};
 /// `remote_optimizer!(Type)` registers a type that is declared otherwise: any [`Rule`]. The crate that uses the macro needs `serde` with its `derive`.
 ///
 /// All ranks must have the same rules: names, options and defaults are compared when a world starts, which is refused if they differ
-/// ([`ErrorKind::Mismatch`]) or if two rules have one name ([`ErrorKind::Init`]). A panic in a rule is the error of the step, and names it.
+/// ([`ErrorKind::Mismatch`]) or if two rules have one name ([`ErrorKind::Init`]). A panic in an update is the error of the step and names the rule ([`ErrorKind::RulePanic`]).
 ///
+/// [`ErrorKind::Init`]: crate::ErrorKind::Init
+/// [`ErrorKind::Mismatch`]: crate::ErrorKind::Mismatch
+/// [`ErrorKind::RulePanic`]: crate::ErrorKind::RulePanic
 /// [`OptimizerSpec::from_json`]: crate::optim::OptimizerSpec::from_json
 /// [`Rule`]: crate::optim::Rule
 #[macro_export]

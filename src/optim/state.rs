@@ -55,6 +55,11 @@ impl ParameterState {
         self.arrays().find(|(n, _)| *n == name).map(|(_, data)| data)
     }
 
+    /// Whether it has neither numbers nor arrays.
+    pub fn is_empty(&self) -> bool {
+        self.scalars.is_empty() && self.arrays().next().is_none()
+    }
+
     pub(super) fn is_used(&self) -> bool {
         self.used
     }

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::ids::{ContextId, CrossingId, RefId, RequestId, ValueId};
+use super::turns::Turn;
 use crate::Error;
 
 /// How a backward finds out what takes part in it.
@@ -37,8 +38,8 @@ pub(crate) struct Tag {
 /// Conditions under which a function runs, beside its arguments being there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(crate) struct Gate {
-    /// One at a time on its rank, in order of arrival: the step queue.
-    pub queued: bool,
+    /// Its turn in the step queue of its rank.
+    pub turn: Turn,
     /// Reads or changes the gradients of this context: refused while a backward of it is under way.
     pub gradients_of: Option<ContextId>,
 }

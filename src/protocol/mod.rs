@@ -17,6 +17,7 @@ mod requests;
 mod tasks;
 #[cfg(test)]
 mod tests;
+mod turns;
 mod wishes;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -29,6 +30,7 @@ pub(crate) use ids::{CrossingId, RequestId, TaskId};
 pub use message::Mode;
 pub(crate) use message::{Answer, Gate, Manner, Message, Op, Status, Tag};
 use references::{Lookup, References};
+pub(crate) use turns::Turn;
 
 use crate::Error;
 
@@ -125,7 +127,7 @@ struct Outgoing {
 struct Incoming<V, P> {
     stage: Stage<V, P>,
     creates: Option<ValueId>,
-    queued: bool,
+    turn: Turn,
     /// The request made its sender this rank's parent in a context.
     new_child: bool,
     /// Registrations that must be acknowledged before the reply may go.
@@ -200,8 +202,7 @@ pub(crate) struct Rank<V, P> {
     /// Replies to confirm once so many registrations are through.
     confirming: HashMap<TaskId, usize>,
     releases: HashMap<u64, Release>,
-    queue: VecDeque<TaskId>,
-    queue_busy: bool,
+    turns: turns::Turns,
     window: Window,
     outstanding: HashMap<u32, (usize, usize)>,
     drain: drain::Drain,
@@ -240,8 +241,7 @@ impl<V: Clone, P: Default> Rank<V, P> {
             registering: HashMap::new(),
             confirming: HashMap::new(),
             releases: HashMap::new(),
-            queue: VecDeque::new(),
-            queue_busy: false,
+            turns: turns::Turns::default(),
             window,
             outstanding: HashMap::new(),
             drain: drain::Drain::default(),
@@ -287,7 +287,8 @@ impl<V: Clone, P: Default> Rank<V, P> {
     /// A task has been done.
     pub(crate) fn done(&mut self, task: TaskId, outcome: Outcome<V, P>) {
         let Some(incoming) = self.incoming.get(&task) else { return };
-        let (creates, queued) = (incoming.creates, incoming.queued);
+        let (creates, turn) = (incoming.creates, incoming.turn);
+        let succeeded = !matches!(outcome, Outcome::Error(_));
         match (creates, outcome) {
             (Some(value), outcome) => {
                 let (created, reply) = match outcome {
@@ -313,9 +314,8 @@ impl<V: Clone, P: Default> Rank<V, P> {
             (None, Outcome::Error(e)) => self.answer(task, Answer::default(), Err(e)),
             (None, Outcome::Value(v)) => self.actions.push(Action::Garbage { values: vec![v] }),
         }
-        if queued {
-            self.queue_busy = false;
-            self.pump_queue();
+        if turn != Turn::None {
+            self.turn_done(task, turn, succeeded);
         }
         self.settle_local();
     }

@@ -18,10 +18,10 @@ impl<V: Clone, P: Default> Rank<V, P> {
                 unconfirmed += 1;
             }
         }
-        let (creates, context, queued) = match &op {
-            Op::Call { create, context, gate, .. } => (*create, context.as_ref(), gate.queued),
-            Op::Fetch { context, .. } => (None, context.as_ref(), false),
-            _ => (None, None, false),
+        let (creates, context, turn) = match &op {
+            Op::Call { create, context, gate, .. } => (*create, context.as_ref(), gate.turn),
+            Op::Fetch { context, .. } => (None, context.as_ref(), Turn::None),
+            _ => (None, None, Turn::None),
         };
         if let Some(value) = creates {
             self.refs.creating(value, task.from);
@@ -30,7 +30,7 @@ impl<V: Clone, P: Default> Rank<V, P> {
         let incoming = Incoming {
             stage: Stage::Running(self.now),
             creates,
-            queued: false,
+            turn: Turn::None,
             new_child: matches!(met, Ok(true)),
             unconfirmed,
         };
@@ -50,7 +50,7 @@ impl<V: Clone, P: Default> Rank<V, P> {
             }
         }
         if let Some(incoming) = self.incoming.get_mut(&task) {
-            incoming.queued = queued;
+            incoming.turn = turn;
             if waits > 0 {
                 incoming.stage = Stage::Parked(waits, Box::new((op, refs, payload)));
                 return;
@@ -91,19 +91,14 @@ impl<V: Clone, P: Default> Rank<V, P> {
                 let work = Work::Call {
                     function,
                     creates: create.is_some(),
-                    queued: gate.queued,
+                    queued: gate.turn != Turn::None,
                     context,
                     payload,
                     refs,
                 };
-                if gate.queued {
-                    if let Some(incoming) = self.incoming.get_mut(&task) {
-                        incoming.stage = Stage::Queued(Box::new(work));
-                        self.queue.push_back(task);
-                    }
-                    self.pump_queue();
-                } else {
-                    self.run(task, work);
+                match gate.turn {
+                    Turn::None => self.run(task, work),
+                    turn => self.take_turn(task, turn, work),
                 }
             }
             Op::Fetch { value, context } => match self.lookup("fetch", value) {
@@ -126,17 +121,6 @@ impl<V: Clone, P: Default> Rank<V, P> {
             incoming.stage = Stage::Running(self.now);
         }
         self.actions.push(Action::Run { task, work });
-    }
-
-    pub(super) fn pump_queue(&mut self) {
-        while !self.queue_busy {
-            let Some(task) = self.queue.pop_front() else { return };
-            let Some(incoming) = self.incoming.get_mut(&task) else { continue };
-            if let Stage::Queued(work) = std::mem::replace(&mut incoming.stage, Stage::Running(self.now)) {
-                self.queue_busy = true;
-                self.run(task, *work);
-            }
-        }
     }
 
     pub(super) fn refuse(&mut self, task: TaskId, error: Error, refs: Vec<RefId>) {
@@ -191,7 +175,7 @@ impl<V: Clone, P: Default> Rank<V, P> {
         match self.incoming.get(&task).map(|i| &i.stage) {
             None => Status::Unknown,
             Some(Stage::Parked(..)) => Status::Parked,
-            Some(Stage::Queued(_)) => Status::Queued(self.queue.iter().position(|&t| t == task).map_or(1, |n| n as u64 + 1)),
+            Some(Stage::Queued(_)) => Status::Queued(self.turns.behind(task)),
             Some(Stage::Running(since)) => Status::Running(self.now.saturating_sub(*since).as_secs_f64()),
             Some(Stage::Held(_)) => Status::Confirming,
         }

@@ -42,10 +42,14 @@ impl Runtime {
             Action::Run { task, work } => {
                 let (on_main, heavy, handles) = match &work {
                     Work::Call {
-                        function, queued, refs, ..
+                        function,
+                        queued,
+                        payload,
+                        refs,
+                        ..
                     } => (
                         self.executor.is_on_main(*function),
-                        *queued && self.executor.is_heavy(),
+                        *queued && self.executor.is_heavy(payload),
                         self.custody(refs),
                     ),
                     Work::Encode { .. } => (false, false, Vec::new()),

@@ -48,7 +48,7 @@ pub(crate) trait Executor: Send + Sync {
     /// Whether the function runs on the main thread.
     fn is_on_main(&self, function: u32) -> bool;
     /// Whether a queued function takes long enough to be worth a thread of the pool.
-    fn is_heavy(&self) -> bool;
+    fn is_heavy(&self, payload: &Payload) -> bool;
     /// Whether dropping a value runs none of the user's code.
     fn drops_at_once(&self, value: &Value) -> bool;
     /// What a value is, for messages.

@@ -11,9 +11,11 @@
 mod calls;
 mod case;
 mod contexts;
+mod contract;
 mod driver;
 mod errors;
 mod failure;
+mod groups;
 mod launch;
 mod lbfgs;
 mod liveness;
@@ -23,7 +25,9 @@ mod references;
 mod rules;
 mod selftest;
 mod settled;
+mod slow;
 mod start;
+mod steps;
 mod stress;
 mod training;
 
@@ -42,6 +46,9 @@ const TOPICS: &[&[Case]] = &[
     optimizer::CASES,
     lbfgs::CASES,
     rules::CASES,
+    groups::CASES,
+    contract::CASES,
+    steps::CASES,
     start::CASES,
     progress::CASES,
     failure::CASES,

@@ -29,11 +29,11 @@ remote! {
     }
 }
 
-fn vector(values: &[f64]) -> Tensor {
+pub fn vector(values: &[f64]) -> Tensor {
     Tensor::from_vec(values.to_vec(), [values.len()]).unwrap()
 }
 
-fn dense(values: &[f64]) -> Gradient {
+pub fn dense(values: &[f64]) -> Gradient {
     Gradient::Dense(vector(values).data())
 }
 

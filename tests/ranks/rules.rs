@@ -249,10 +249,16 @@ fn faults(world: &World) -> Result<()> {
         context.accumulate(&p, gradient)?;
         let error = optimizer.step(&context).unwrap_err();
         match error.kind() {
-            ErrorKind::Owners { failures, .. } => assert_eq!(failures[0].rank, p.owner()),
+            ErrorKind::Owners { failures, .. } => {
+                assert_eq!(failures[0].rank, p.owner());
+                assert!(
+                    matches!(failures[0].error.kind(), ErrorKind::RulePanic { parameter: 0, .. }),
+                    "{error}"
+                );
+            }
             other => panic!("{other:?}"),
         }
-        for text in [text, "Faulty", "[4, 2]"] {
+        for text in [text, "Faulty", "parameter 0"] {
             assert!(error.to_string().contains(text), "{error}");
         }
         // The rank serves on, and the parameter takes other updates.

@@ -85,9 +85,6 @@ fn parameters_are_checked() {
     );
     let plain = Tensor::from_vec(vec![1.0], [1]).unwrap();
     assert!(matches!(refused(Sgd::new(0.1).into(), vec![plain]), ErrorKind::NotALeaf { .. }));
-    let frozen = parameter(&[1.0]);
-    frozen.freeze().unwrap();
-    assert!(matches!(refused(Sgd::new(0.1).into(), vec![frozen]), ErrorKind::NotALeaf { why, .. } if why.contains("frozen")));
     assert!(matches!(refused(Muon::new(0.1).into(), vec![p.clone()]), ErrorKind::Argument { what, .. } if what.contains("two dimensions")));
     assert!(matches!(
         refused(Sgd::new(-0.1).into(), vec![p.clone()]),
@@ -223,7 +220,7 @@ fn groups_have_their_own_options() {
 fn options_that_change_between_the_halves_of_a_step_hold() {
     let p = Tensor::zeros(DType::F64, [3, 1]).parameter().unwrap();
     let mut optimizer = Optimizer::new(Sgd::new(1.0), vec![p.clone()]).unwrap();
-    let checked = optimizer.check(vec![Some(sparse(&[1], &[1.0], &[3, 1]))]).unwrap();
+    let checked = optimizer.check(vec![Some(sparse(&[1], &[1.0], &[3, 1]))], Norm::Two).unwrap();
     assert!(optimizer.state(0).is_none());
     optimizer.set_option(None, "momentum", &json!(0.5)).unwrap();
     optimizer.apply(checked).unwrap();
@@ -374,4 +371,54 @@ fn optimizers_can_be_sent_to_threads() {
     sendable::<OptimizerSpec>();
     sendable::<Optimizer>();
     sendable::<Checked>();
+}
+
+#[test]
+fn a_frozen_parameter_stays_with_its_state_until_it_is_unfrozen() {
+    let p = parameter(&[1.0]);
+    let mut optimizer = Optimizer::new(Adam::new(0.5), vec![p.clone(), parameter(&[1.0])]).unwrap();
+    let one = || Some(Gradient::Dense(Tensor::from_vec(vec![1.0], [1]).unwrap().data()));
+    p.freeze().unwrap();
+    let report = optimizer.step(&mut |_| one()).unwrap();
+    assert_eq!((report[0].updated, report[0].norm, report[0].version), (false, None, 0));
+    assert_eq!((report[1].updated, report[1].norm), (true, Some(1.0)));
+    assert!(optimizer.state(0).is_none());
+    assert_eq!(p.to_vec::<f64>().unwrap(), [1.0]);
+    p.leaf().unwrap().set_requires_grad(true);
+    assert!(optimizer.step(&mut |_| one()).unwrap()[0].updated);
+    assert_eq!(optimizer.state(0).unwrap().scalar("step"), Some(1.0));
+}
+
+/// A rule that uses what it doesn't declare.
+#[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+struct Undeclared;
+
+impl Rule for Undeclared {
+    const NAME: &'static str = "Undeclared";
+    const SCALARS: &'static [(&'static str, f64)] = &[];
+
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn arrays(&self, _shape: &[usize]) -> Vec<StateArray> {
+        vec![]
+    }
+
+    fn update<T: Float>(&self, _p: &mut [T], _g: &[T], state: &mut StateView<'_, T>) {
+        state.count();
+    }
+}
+
+#[test]
+fn a_panic_in_a_rule_is_an_error() {
+    let (p, q) = (parameter(&[1.0]), parameter(&[2.0]));
+    let mut optimizer = Optimizer::new(Undeclared, vec![p, q.clone()]).unwrap();
+    let error = optimizer.step(&mut |place| (place == 1).then(|| dense(&[1.0]))).unwrap_err();
+    assert!(
+        matches!(error.kind(), ErrorKind::RulePanic { optimizer, parameter: 1, message } if optimizer == "Undeclared" && message.contains("`step`")),
+        "{error}"
+    );
+    assert!(optimizer.step(&mut |_| None).is_ok());
+    assert_eq!(values(&q), [2.0]);
 }

@@ -1,0 +1,141 @@
+//! Asking owners, all at once, and making one result of their answers.
+
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+
+use super::DistributedOptimizer;
+use crate::protocol::{ContextId, Gate, Turn};
+use crate::rpc::{Call, Caller, Issue, Manner, Recorded, Remote};
+use crate::{Error, ErrorKind, OwnerFailure, Result};
+
+/// How an owner is asked.
+#[derive(Debug, Clone, Copy, Default)]
+pub(in crate::dist) struct Asking {
+    pub turn: Turn,
+    pub gradients_of: Option<ContextId>,
+    pub limit: Option<Duration>,
+    /// The asker waits for the answer before it does anything else.
+    pub at_once: bool,
+}
+
+/// Owners that were asked, and what it takes to hear their answers.
+pub(in crate::dist) type Asked = Vec<(u32, Result<Call>)>;
+
+/// Asks an owner.
+pub(in crate::dist) fn ask<A, R>(
+    caller: &Caller,
+    owner: u32,
+    f: Remote<A, R>,
+    asking: &Asking,
+    write: impl FnOnce(&mut Vec<u8>) -> Result<()>,
+) -> Result<Call> {
+    let gate = Gate {
+        turn: asking.turn,
+        gradients_of: asking.gradients_of,
+    };
+    let issue = Issue {
+        to: owner,
+        function: f.id()?,
+        name: f.name(),
+        creates: false,
+        gate,
+        recorded: Recorded::Never,
+        manner: if asking.at_once { Manner::Waits } else { Manner::Goes },
+    };
+    match asking.limit {
+        None => caller.issue(issue, write),
+        limit => Caller { limit, ..caller.clone() }.issue(issue, write),
+    }
+}
+
+impl DistributedOptimizer {
+    pub(super) fn ask<A, R>(
+        &self,
+        owner: u32,
+        f: Remote<A, R>,
+        asking: &Asking,
+        write: impl FnOnce(&mut Vec<u8>) -> Result<()>,
+    ) -> Result<Call> {
+        ask(&self.caller, owner, f, asking, write)
+    }
+
+    /// Asks all owners; `write` gets the place of each.
+    pub(super) fn ask_all<A, R>(
+        &self,
+        f: impl Fn() -> Remote<A, R>,
+        asking: &Asking,
+        write: impl Fn(usize, &mut Vec<u8>) -> Result<()>,
+    ) -> Asked {
+        let each = self.owners.iter().enumerate();
+        each.map(|(place, owner)| (owner.rank, self.ask(owner.rank, f(), asking, |bytes| write(place, bytes))))
+            .collect()
+    }
+}
+
+/// What each owner answers, in the order asked. Blocks until all have.
+pub(in crate::dist) fn collect<R: DeserializeOwned>(asked: Asked) -> Vec<(u32, Result<R>)> {
+    asked.into_iter().map(|(rank, call)| (rank, call.and_then(answer))).collect()
+}
+
+pub(super) fn answer<R: DeserializeOwned>(call: Call) -> Result<R> {
+    let reply = call.wait()?;
+    call.decode(reply)
+}
+
+/// All results, or every failure. With `applies`, an owner that hasn't answered in time may have done what it was asked.
+pub(in crate::dist) fn gather<R>(operation: &str, results: Vec<(u32, Result<R>)>, applies: bool) -> Result<Vec<R>> {
+    if results.iter().all(|r| r.1.is_ok()) {
+        return results.into_iter().map(|r| r.1).collect();
+    }
+    let owners = results.len();
+    let (mut updated, mut failures, mut in_doubt) = (Vec::new(), Vec::new(), Vec::new());
+    for (rank, result) in results {
+        match result {
+            Ok(_) => updated.push(rank),
+            Err(error) => {
+                if applies && matches!(error.kind(), ErrorKind::Timeout { .. }) {
+                    in_doubt.push(rank);
+                }
+                let error = unwrapped(error);
+                failures.push(OwnerFailure { rank, error });
+            }
+        }
+    }
+    Err(ErrorKind::Owners {
+        operation: operation.into(),
+        owners,
+        failures,
+        updated,
+        in_doubt,
+    }
+    .into())
+}
+
+/// In a first round, an owner that succeeds has updated nothing.
+pub(super) fn without_updates(error: Error) -> Error {
+    match error.kind().clone() {
+        ErrorKind::Owners {
+            operation,
+            owners,
+            failures,
+            ..
+        } => ErrorKind::Owners {
+            operation,
+            owners,
+            failures,
+            updated: Vec::new(),
+            in_doubt: Vec::new(),
+        }
+        .into(),
+        _ => error,
+    }
+}
+
+/// What the owner said, without the name of our own function around it: the failure names the rank already.
+pub(super) fn unwrapped(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Remote { source, .. } => source.clone(),
+        _ => error,
+    }
+}

@@ -1,0 +1,204 @@
+//! Norms of gradients, and what is done to gradients that are too large.
+
+use ndarray::{ArcArray, IxDyn};
+use serde::{Deserialize, Serialize};
+
+use super::Float;
+use super::arithmetic::{maximum, sum, sum_squares};
+use super::options::Check;
+use crate::Result;
+use crate::tensor::{Data, Gradient};
+
+/// Which norm of a gradient.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum Norm {
+    /// The sum of magnitudes.
+    One,
+    /// The root of the sum of squares.
+    #[default]
+    Two,
+    /// The largest magnitude.
+    Inf,
+}
+
+impl Norm {
+    /// The norm of the elements of a gradient whose rows, if it is sparse, stand there once each. In `f64`, in one fixed shape.
+    pub(crate) fn of(self, gradient: &Gradient) -> f64 {
+        match values(gradient) {
+            Data::F32(array) => self.of_array(array),
+            Data::F64(array) => self.of_array(array),
+            _ => 0.0,
+        }
+    }
+
+    fn of_array<T: Float>(self, array: &ArcArray<T, IxDyn>) -> f64 {
+        match array.as_slice() {
+            Some(elements) => self.of_slice(elements),
+            None => self.of_slice(&array.iter().copied().collect::<Vec<_>>()),
+        }
+    }
+
+    fn of_slice<T: Float>(self, x: &[T]) -> f64 {
+        match self {
+            Norm::One => sum(x.len(), |i| x[i].wide().abs()),
+            Norm::Two => sum_squares(x).sqrt(),
+            Norm::Inf => x.iter().fold(0.0, |most, x| maximum(most, x.wide().abs())),
+        }
+    }
+
+    /// The norm of the whole from the norms of its parts, in their order.
+    ///
+    /// ```
+    /// use rankgrad::optim::Norm;
+    ///
+    /// assert_eq!(Norm::Two.total([3.0, 4.0]), 5.0);
+    /// assert_eq!(Norm::Inf.total([3.0, 4.0]), 4.0);
+    /// ```
+    pub fn total(self, parts: impl IntoIterator<Item = f64>) -> f64 {
+        let parts: Vec<f64> = parts.into_iter().collect();
+        self.of_slice(&parts)
+    }
+}
+
+/// How gradients are made smaller before an update.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub enum Clip {
+    /// All gradients are multiplied by `max / (norm + 1e-6)`, if that is below 1; `norm` is that of all gradients of all parameters together
+    /// (Pascanu et al., *On the difficulty of training recurrent neural networks*, ICML 2013; the constant is torch's).
+    Norm {
+        /// Which norm.
+        kind: Norm,
+        /// What the norm may be, above 0.
+        max: f64,
+    },
+    /// Each element is brought between `-max` and `max`.
+    Value(
+        /// What a magnitude may be, at least 0.
+        f64,
+    ),
+}
+
+impl Clip {
+    /// Checks the bounds.
+    ///
+    /// # Errors
+    /// [`ErrorKind::OptionValue`](crate::ErrorKind::OptionValue): give a number in the bound that it names.
+    pub fn check(&self) -> Result<()> {
+        let check = Check("clipping");
+        match *self {
+            Clip::Norm { max, .. } => check.that(max > 0.0, "max", max, "above 0"),
+            Clip::Value(max) => check.at_least_0("max", max),
+        }
+    }
+
+    /// What gradients of this norm are multiplied by.
+    pub(crate) fn coefficient(max: f64, norm: f64) -> f64 {
+        let coefficient = max / (norm + 1e-6);
+        // Not `min`, which would drop a NaN.
+        if coefficient > 1.0 { 1.0 } else { coefficient }
+    }
+}
+
+/// Whether no element is infinite or NaN.
+pub(super) fn is_finite(gradient: &Gradient) -> bool {
+    match values(gradient) {
+        Data::F32(array) => array.iter().all(|x| x.is_finite()),
+        Data::F64(array) => array.iter().all(|x| x.is_finite()),
+        _ => true,
+    }
+}
+
+/// The gradient times a number, in its own precision.
+pub(super) fn scaled(gradient: &Gradient, factor: f64) -> Gradient {
+    fn map<T: Float>(array: &ArcArray<T, IxDyn>, factor: f64) -> Data {
+        let factor = T::of(factor);
+        T::wrap(array.mapv(|x| x * factor).into_shared())
+    }
+    mapped(gradient, |data| match data {
+        Data::F32(array) => map(array, factor),
+        Data::F64(array) => map(array, factor),
+        other => other.clone(),
+    })
+}
+
+/// The gradient with each element between `-max` and `max`; NaN stays.
+pub(super) fn clamped(gradient: &Gradient, max: f64) -> Gradient {
+    fn map<T: Float>(array: &ArcArray<T, IxDyn>, max: f64) -> Data {
+        let max = T::of(max);
+        let bounded = |x| match x {
+            x if x > max => max,
+            x if x < -max => -max,
+            x => x,
+        };
+        T::wrap(array.mapv(bounded).into_shared())
+    }
+    mapped(gradient, |data| match data {
+        Data::F32(array) => map(array, max),
+        Data::F64(array) => map(array, max),
+        other => other.clone(),
+    })
+}
+
+fn mapped(gradient: &Gradient, f: impl Fn(&Data) -> Data) -> Gradient {
+    match gradient {
+        Gradient::Dense(data) => Gradient::Dense(f(data)),
+        Gradient::Sparse(sparse) => {
+            let mut sparse = sparse.clone();
+            sparse.values = f(&sparse.values);
+            Gradient::Sparse(sparse)
+        }
+    }
+}
+
+fn values(gradient: &Gradient) -> &Data {
+    match gradient {
+        Gradient::Dense(data) => data,
+        Gradient::Sparse(sparse) => &sparse.values,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::Tensor;
+
+    fn dense(values: &[f64]) -> Gradient {
+        Tensor::from_vec(values.to_vec(), values.len()).unwrap().data().into()
+    }
+
+    fn elements(gradient: &Gradient) -> Vec<f64> {
+        values(gradient).view::<f64>().unwrap().iter().copied().collect()
+    }
+
+    #[test]
+    fn norms_are_those_of_all_elements() {
+        let gradient = dense(&[3.0, -4.0, 0.0]);
+        assert_eq!([Norm::One, Norm::Two, Norm::Inf].map(|n| n.of(&gradient)), [7.0, 5.0, 4.0]);
+        for norm in [Norm::One, Norm::Two, Norm::Inf] {
+            assert!(norm.of(&dense(&[1.0, f64::NAN])).is_nan());
+            assert_eq!(norm.of(&dense(&[f64::INFINITY])), f64::INFINITY);
+            assert_eq!(norm.total([]), 0.0);
+        }
+    }
+
+    #[test]
+    fn clipping_keeps_what_is_small_and_what_is_no_number() {
+        assert_eq!(Clip::coefficient(1.0, 0.5), 1.0);
+        assert_eq!(Clip::coefficient(1.0, 4.0), 1.0 / (4.0 + 1e-6));
+        assert!(Clip::coefficient(1.0, f64::NAN).is_nan());
+        assert_eq!(elements(&clamped(&dense(&[-3.0, 0.5, 9.0]), 1.0)), [-1.0, 0.5, 1.0]);
+        assert!(elements(&clamped(&dense(&[f64::NAN]), 1.0))[0].is_nan());
+        assert_eq!(elements(&scaled(&dense(&[2.0]), 0.25)), [0.5]);
+        assert!(is_finite(&dense(&[1.0])) && !is_finite(&dense(&[f64::INFINITY])));
+    }
+
+    #[test]
+    fn bounds_are_checked() {
+        for max in [0.0, -1.0, f64::NAN] {
+            let clip = Clip::Norm { kind: Norm::Two, max };
+            assert!(clip.check().unwrap_err().to_string().contains("max"), "{max}");
+        }
+        assert!(Clip::Value(-1.0).check().is_err() && Clip::Value(f64::NAN).check().is_err());
+        assert!(Clip::Value(0.0).check().is_ok());
+    }
+}

@@ -1,0 +1,201 @@
+//! The step queue of a rank: tasks that take turns, one at a time, in order of arrival.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+
+use super::ids::{RequestId, TaskId};
+use super::{Rank, Stage, Work};
+
+/// How a task uses the step queue of its rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub(crate) enum Turn {
+    /// Not at all.
+    #[default]
+    None,
+    /// It runs when its turn comes.
+    Take,
+    /// It runs when its turn comes. If it succeeds, the turn stays its sender's until `End`.
+    Keep,
+    /// It runs in the turn that this request of the same sender kept, and ends it. If there is none, it takes a turn.
+    End(RequestId),
+}
+
+/// Whose turn it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Holder {
+    #[default]
+    Nobody,
+    Running(TaskId),
+    Kept(TaskId),
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Turns {
+    waiting: VecDeque<TaskId>,
+    holder: Holder,
+}
+
+impl Turns {
+    /// How many go first, and the task itself.
+    pub(super) fn behind(&self, task: TaskId) -> u64 {
+        self.waiting.iter().position(|&t| t == task).map_or(1, |n| n as u64 + 1)
+    }
+}
+
+impl<V: Clone, P: Default> Rank<V, P> {
+    pub(super) fn take_turn(&mut self, task: TaskId, turn: Turn, work: Work<V, P>) {
+        if let Turn::End(request) = turn {
+            let kept = TaskId { from: task.from, request };
+            if self.turns.holder == Holder::Kept(kept) {
+                self.turns.holder = Holder::Running(task);
+                return self.run(task, work);
+            }
+            // Its sender gave up before its turn came or was over: it won't keep it.
+            if let Some(incoming) = self.incoming.get_mut(&kept) {
+                incoming.turn = Turn::Take;
+            }
+        }
+        if let Some(incoming) = self.incoming.get_mut(&task) {
+            incoming.stage = Stage::Queued(Box::new(work));
+            self.turns.waiting.push_back(task);
+        }
+        self.next_turn();
+    }
+
+    pub(super) fn turn_done(&mut self, task: TaskId, turn: Turn, succeeded: bool) {
+        if self.turns.holder == Holder::Running(task) {
+            self.turns.holder = match turn {
+                Turn::Keep if succeeded => Holder::Kept(task),
+                _ => Holder::Nobody,
+            };
+            self.next_turn();
+        }
+    }
+
+    fn next_turn(&mut self) {
+        while self.turns.holder == Holder::Nobody {
+            let Some(task) = self.turns.waiting.pop_front() else { return };
+            let Some(incoming) = self.incoming.get_mut(&task) else { continue };
+            if let Stage::Queued(work) = std::mem::replace(&mut incoming.stage, Stage::Running(self.now)) {
+                self.turns.holder = Holder::Running(task);
+                self.run(task, *work);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Action, Answer, Gate, Message, Op, Outcome, Window};
+    use super::*;
+    use crate::Error;
+
+    fn rank() -> Rank<(), ()> {
+        let window = Window {
+            requests: 100,
+            bytes: 1 << 30,
+        };
+        Rank::new(0, 3, window)
+    }
+
+    fn task(from: u32, request: RequestId) -> TaskId {
+        TaskId { from, request }
+    }
+
+    /// A request arrives; the tasks that run because of it.
+    fn arrive(rank: &mut Rank<(), ()>, task: TaskId, turn: Turn) -> Vec<TaskId> {
+        let gate = Gate { turn, gradients_of: None };
+        let op = Op::Call {
+            function: 0,
+            create: None,
+            context: None,
+            gate,
+        };
+        let message = Message::Request {
+            id: task.request,
+            op,
+            refs: vec![],
+        };
+        rank.receive(task.from, message, ());
+        running(rank)
+    }
+
+    fn done(rank: &mut Rank<(), ()>, task: TaskId, succeeds: bool) -> Vec<TaskId> {
+        let outcome = match succeeds {
+            true => Outcome::Reply {
+                payload: (),
+                refs: vec![],
+                crossing: None,
+            },
+            false => Outcome::Error(Error::user("no")),
+        };
+        rank.done(task, outcome);
+        running(rank)
+    }
+
+    fn running(rank: &mut Rank<(), ()>) -> Vec<TaskId> {
+        let actions = rank.take_actions().into_iter();
+        actions
+            .filter_map(|a| match a {
+                Action::Run { task, .. } => Some(task),
+                Action::Send {
+                    message: Message::Reply { answer, .. },
+                    ..
+                } => {
+                    assert_eq!(answer, Answer::default());
+                    None
+                }
+                _ => None,
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_kept_turn_lets_nobody_in_until_its_sender_ends_it() {
+        let mut rank = rank();
+        let (keep, other, end) = (task(1, 1), task(2, 1), task(1, 2));
+        assert_eq!(arrive(&mut rank, keep, Turn::Keep), [keep]);
+        assert_eq!(arrive(&mut rank, other, Turn::Take), []);
+        assert_eq!(done(&mut rank, keep, true), []);
+        assert_eq!(arrive(&mut rank, end, Turn::End(1)), [end]);
+        assert_eq!(done(&mut rank, end, true), [other]);
+        assert_eq!(done(&mut rank, other, true), []);
+    }
+
+    #[test]
+    fn a_turn_whose_task_fails_is_not_kept() {
+        let mut rank = rank();
+        let (keep, other, end) = (task(1, 1), task(2, 1), task(1, 2));
+        arrive(&mut rank, keep, Turn::Keep);
+        arrive(&mut rank, other, Turn::Take);
+        assert_eq!(done(&mut rank, keep, false), [other]);
+        // An end without a kept turn is a turn like others.
+        assert_eq!(arrive(&mut rank, end, Turn::End(1)), []);
+        assert_eq!(done(&mut rank, other, true), [end]);
+    }
+
+    #[test]
+    fn a_sender_that_gives_up_early_keeps_nothing() {
+        let mut rank = rank();
+        let (first, keep, end, other) = (task(2, 1), task(1, 1), task(1, 2), task(2, 2));
+        arrive(&mut rank, first, Turn::Take);
+        arrive(&mut rank, keep, Turn::Keep);
+        arrive(&mut rank, end, Turn::End(1));
+        arrive(&mut rank, other, Turn::Take);
+        assert_eq!(done(&mut rank, first, true), [keep]);
+        assert_eq!(done(&mut rank, keep, true), [end]);
+        assert_eq!(done(&mut rank, end, true), [other]);
+    }
+
+    #[test]
+    fn another_sender_cannot_end_a_turn() {
+        let mut rank = rank();
+        let (keep, wrong, end) = (task(1, 1), task(2, 7), task(1, 2));
+        arrive(&mut rank, keep, Turn::Keep);
+        done(&mut rank, keep, true);
+        assert_eq!(arrive(&mut rank, wrong, Turn::End(1)), []);
+        assert_eq!(arrive(&mut rank, end, Turn::End(1)), [end]);
+        assert_eq!(done(&mut rank, end, true), [wrong]);
+    }
+}
