@@ -1,6 +1,6 @@
 //! Update rules that aren't in the crate: [`Trail`] works like a built-in one; others go wrong, each in its way.
 
-use rankgrad::optim::schedule::{Scheduler, Step};
+use rankgrad::optim::schedule::{Adjust, Scheduler, Step};
 use rankgrad::optim::{Float, Form, Optimizer, OptimizerSpec, Rows, Rule, StateArray, StateView, arithmetic, options::Check};
 use rankgrad::prelude::*;
 use rankgrad::remote_optimizer;
@@ -225,10 +225,10 @@ fn like_a_built_in(world: &World) -> Result<()> {
         schedule.step(&mut distributed)?;
         if step == 3 {
             local.set_option(None, "keep", &json!(0.25))?;
-            distributed.set_option("keep", 0.25)?;
+            distributed.set_option(None, "keep", 0.25)?;
         }
     }
-    assert_eq!(distributed.spec().option("lr"), Some(json!(0.025)));
+    assert_eq!(distributed.specs()[0].option("lr"), Some(json!(0.025)));
     // Untouched rows are as they were, the others aren't.
     let table = there[1].fetch()?.to_vec::<f64>()?;
     assert_eq!(table[4..6], [1.0, 1.0]);
