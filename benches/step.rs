@@ -12,14 +12,17 @@ use mpi::Threading;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::*;
 use rankgrad::optim::options::Check;
-use rankgrad::optim::{Float, Registration, Rule, StateArray, StateView};
+use rankgrad::optim::{Float, Rule, StateArray, StateView};
 use rankgrad::prelude::*;
-use serde::{Deserialize, Serialize};
 
-/// A rule that computes for so many seconds.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-struct Busy {
-    seconds: f64,
+rankgrad::remote_optimizer! {
+    /// A rule that computes for a time.
+    struct Busy {
+        /// Not used.
+        lr = 0.0;
+        /// For how long.
+        seconds: f64 = 0.0;
+    }
 }
 
 impl Rule for Busy {
@@ -43,8 +46,6 @@ impl Rule for Busy {
         }
     }
 }
-
-rankgrad::rpc::inventory::submit! { Registration::of::<Busy>() }
 
 remote! {
     fn nothing(scope: &Scope) -> Result<()> {
@@ -200,7 +201,7 @@ fn large(world: &World) -> Result<Vec<Row>> {
 fn answers_during_a_step(world: &World, seconds: f64) -> Result<Vec<Row>> {
     let far = world.owner(1);
     let (stepped, other) = (world.put(far, vector(1 << 16, 1.0)?)?, world.put(far, vector(16, 1.0)?)?);
-    let optimizer = DistributedOptimizer::new(world, Busy { seconds }, [&stepped])?;
+    let optimizer = DistributedOptimizer::new(world, Busy::default().seconds(seconds), [&stepped])?;
     let ctx = world.context()?;
     ctx.accumulate(&stepped, Gradient::Dense(vector(1 << 16, 1.0)?.data()))?;
     let fetch = || -> Result<Duration> {

@@ -259,6 +259,16 @@ pub enum ErrorKind {
         /// Why not, and what to use instead.
         why: String,
     },
+    /// An update rule panicked; the parameter may be half updated.
+    #[error("{optimizer}: the update of parameter {parameter} panicked: {message}")]
+    RulePanic {
+        /// The optimizer.
+        optimizer: String,
+        /// The parameter, by place.
+        parameter: usize,
+        /// The panic's message.
+        message: String,
+    },
     /// No parameter was given.
     #[error("{optimizer}: got an empty parameter list")]
     NoParameters {

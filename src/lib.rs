@@ -24,7 +24,7 @@ pub mod transport;
 mod wire;
 mod world;
 
-pub use dist::{BackwardOptions, Context, DistributedOptimizer, Mode, ParameterCalls, StepReport};
+pub use dist::{BackwardOptions, Context, DistributedLbfgs, DistributedOptimizer, Mode, ParameterCalls, StepReport};
 pub use error::{Error, ErrorKind, OwnerFailure, Result};
 pub use protocol::{ContextId, OptimizerId, RefId, ValueId};
 pub use rpc::{Calls, Future, Scope};

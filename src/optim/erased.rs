@@ -1,10 +1,11 @@
 //! Rules behind one type, whatever their options and the dtype of the parameter.
 
 use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use serde_json::Value;
 
-use super::{Form, Rows, Rule, StateArray, StateView};
+use super::{Float, Form, Rows, Rule, StateArray, StateView};
 use crate::Result;
 
 /// [`Rule`] without its generics. Every rule has it.
@@ -19,8 +20,10 @@ pub(super) trait ErasedRule: std::fmt::Debug + Send + Sync {
     fn bytes(&self) -> postcard::Result<Vec<u8>>;
     fn is_equal(&self, other: &dyn ErasedRule) -> bool;
     fn as_any(&self) -> &dyn Any;
-    fn update_f32(&self, p: &mut [f32], g: Taken<'_, f32>, state: &mut StateView<'_, f32>);
-    fn update_f64(&self, p: &mut [f64], g: Taken<'_, f64>, state: &mut StateView<'_, f64>);
+    /// One update, or the text of a panic in it.
+    fn update_f32(&self, p: &mut [f32], g: Taken<'_, f32>, state: &mut StateView<'_, f32>) -> Result<(), String>;
+    /// As `update_f32`.
+    fn update_f64(&self, p: &mut [f64], g: Taken<'_, f64>, state: &mut StateView<'_, f64>) -> Result<(), String>;
 }
 
 /// A gradient in the form that the rule asked for.
@@ -61,16 +64,22 @@ impl<R: Rule> ErasedRule for R {
     fn as_any(&self) -> &dyn Any {
         self
     }
-    fn update_f32(&self, p: &mut [f32], g: Taken<'_, f32>, state: &mut StateView<'_, f32>) {
-        match g {
-            Taken::Dense(g) => self.update(p, g, state),
-            Taken::Rows(g) => self.update_rows(p, g, state),
-        }
+    fn update_f32(&self, p: &mut [f32], g: Taken<'_, f32>, state: &mut StateView<'_, f32>) -> Result<(), String> {
+        update(self, p, g, state)
     }
-    fn update_f64(&self, p: &mut [f64], g: Taken<'_, f64>, state: &mut StateView<'_, f64>) {
-        match g {
-            Taken::Dense(g) => self.update(p, g, state),
-            Taken::Rows(g) => self.update_rows(p, g, state),
-        }
+    fn update_f64(&self, p: &mut [f64], g: Taken<'_, f64>, state: &mut StateView<'_, f64>) -> Result<(), String> {
+        update(self, p, g, state)
     }
+}
+
+fn update<R: Rule, T: Float>(rule: &R, p: &mut [T], g: Taken<'_, T>, state: &mut StateView<'_, T>) -> Result<(), String> {
+    let updated = catch_unwind(AssertUnwindSafe(|| match g {
+        Taken::Dense(g) => rule.update(p, g, state),
+        Taken::Rows(g) => rule.update_rows(p, g, state),
+    }));
+    updated.map_err(|panic| {
+        let text = panic.downcast_ref::<&str>().copied();
+        let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+        text.unwrap_or("a panic without a text").to_owned()
+    })
 }

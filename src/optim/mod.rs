@@ -1,18 +1,20 @@
 //! Optimizers: update rules as functions over slices, their options, and the optimizer of one rank.
 //!
 //! Everything here is local: no MPI, no graph. A rule ([`Rule`]) is its options and one step for one parameter; the rules
-//! of `torch.optim` are here under their names ([`names`] lists them). An [`OptimizerSpec`] is a rule with options, to
-//! be named, checked, compared and sent. An [`Optimizer`] applies it to parameters of this rank. [`schedule`]s move learning rates.
+//! of `torch.optim` are here under their names ([`names`] lists them), and [`remote_optimizer!`](crate::remote_optimizer) adds a program's
+//! own. An [`OptimizerSpec`] is a rule with options, to be named, checked, compared and sent. An [`Optimizer`] applies it to parameters of this
+//! rank. [`schedule`]s move learning rates. [`Lbfgs`] isn't such a rule, since it evaluates a closure: [`LbfgsOptimizer`].
 //!
 //! The arithmetic is one contract: a fixed order of operations, no fused multiply-add, coefficients computed once a step
-//! in `f64` without the platform's libm. Results repeat to the bit on every instruction set and number of threads, except
-//! Muon's, whose matrix products are the BLAS's.
+//! in `f64` without the platform's libm. Results repeat to the bit on every instruction set and number of threads
+//! (`scripts/bits` shows it), except Muon's, whose matrix products are the BLAS's. Those of L-BFGS have the bits of the closure.
 
 pub mod arithmetic;
 mod clip;
 mod erased;
 mod float;
 pub mod in_backward;
+mod lbfgs;
 mod optimizer;
 pub mod options;
 mod rule;
@@ -26,6 +28,8 @@ mod table;
 pub use clip::{Clip, Norm};
 pub use float::Float;
 pub use in_backward::{InBackward, InBackwardOptimizers, optimizer_in_backward, optimizers_in_backward};
+pub(crate) use lbfgs::{Ask, Direction, Driver, Gathered, Part, Slope, Vectors, add};
+pub use lbfgs::{Lbfgs, LbfgsOptimizer, LbfgsReport, LbfgsStop, LineSearch};
 pub use optimizer::{Checked, Optimizer, ParameterReport};
 pub use rule::{Form, Rows, Rule, StateArray};
 pub use rules::*;
@@ -33,6 +37,10 @@ pub use spec::OptimizerSpec;
 pub use state::{ParameterState, StateView};
 pub use state_dict::{GroupState, StateDict};
 pub use table::{Registration, names};
+pub(crate) use table::{check, listing};
+
+#[doc(hidden)]
+pub use inventory;
 
 #[cfg(test)]
 mod tests;

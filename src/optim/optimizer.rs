@@ -422,7 +422,13 @@ impl Optimizer {
             Gradient::Dense(_) => None,
         };
         let (state, shape) = (p.state.get_or_insert_default(), &p.shape);
-        let (_, Updated { version, in_place }) = p.leaf.update(|data| update(rule, data, &gradient, state, shape))?;
+        let panicked = |message| ErrorKind::RulePanic {
+            optimizer: rule.name().into(),
+            parameter: p.place,
+            message,
+        };
+        let update = |data: &mut Data| update(rule, data, &gradient, state, shape)?.map_err(|message| panicked(message).into());
+        let (_, Updated { version, in_place }) = p.leaf.update(update)?;
         Ok(ParameterReport {
             updated: true,
             rows,
@@ -475,20 +481,25 @@ fn contiguous(mut sparse: RowSparse) -> RowSparse {
     sparse
 }
 
-/// One update of a parameter's values by a gradient in the form that the rule takes.
-fn update(rule: &dyn ErasedRule, data: &mut Data, gradient: &Gradient, state: &mut ParameterState, shape: &[usize]) -> Result<()> {
+/// One update of a parameter's values by a gradient in the form that the rule takes, or the text of a panic in the rule.
+fn update(
+    rule: &dyn ErasedRule,
+    data: &mut Data,
+    gradient: &Gradient,
+    state: &mut ParameterState,
+    shape: &[usize],
+) -> Result<Result<(), String>> {
     if !data.is_contiguous() {
         *data = data.to_contiguous();
     }
-    match data {
+    Ok(match data {
         Data::F32(p) => rule.update_f32(slice_mut(p)?, taken(gradient)?, &mut StateView::new(state, shape)),
         _ => rule.update_f64(
             slice_mut(f64::peek_mut(data)?)?,
             taken(gradient)?,
             &mut StateView::new(state, shape),
         ),
-    }
-    Ok(())
+    })
 }
 
 fn taken<T: Float>(gradient: &Gradient) -> Result<Taken<'_, T>> {

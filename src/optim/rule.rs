@@ -68,7 +68,9 @@ impl<'a, T> Rows<'a, T> {
 /// [`OptimizerSpec`](super::OptimizerSpec) use. To repeat to the bit everywhere, a rule computes coefficients once a step
 /// in `f64` and uses only the operations of [`Float`] on elements, in one fixed order.
 ///
-/// A rule of one's own works like those of the crate:
+/// A panic in an update is the error of its step ([`ErrorKind::RulePanic`](crate::ErrorKind::RulePanic)); the parameter may be half updated then.
+///
+/// A rule of one's own works like those of the crate; with [`remote_optimizer!`](crate::remote_optimizer) by its name and over ranks, too:
 ///
 /// ```
 /// use rankgrad::Result;

@@ -147,14 +147,15 @@ fn unregistered(name: &str) -> Error {
     .into()
 }
 
-/// One line a function, in the order of their ids: what ranks compare at start.
+/// One line a function, in the order of their ids, and one an update rule: what ranks compare at start.
 pub(crate) fn listing() -> Vec<String> {
     let mut lines: Vec<String> = sorted().iter().map(|r| format!("{} {}", r.path, r.signature)).collect();
+    lines.extend(crate::optim::listing());
     lines.insert(0, format!("rankgrad {} wire {}", env!("CARGO_PKG_VERSION"), crate::wire::VERSION));
     lines
 }
 
-/// Path and signature of two functions may not be the same.
+/// Path and signature of two functions may not be the same, nor the names of two update rules.
 pub(crate) fn check() -> Result<()> {
     for pair in sorted().windows(2) {
         if (pair[0].path, pair[0].signature) == (pair[1].path, pair[1].signature) {
@@ -166,5 +167,5 @@ pub(crate) fn check() -> Result<()> {
             .into());
         }
     }
-    Ok(())
+    crate::optim::check()
 }

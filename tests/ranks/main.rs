@@ -18,10 +18,12 @@ mod failure;
 mod groups;
 mod in_backward;
 mod launch;
+mod lbfgs;
 mod liveness;
 mod optimizer;
 mod progress;
 mod references;
+mod rules;
 mod selftest;
 mod settled;
 mod slow;
@@ -43,6 +45,8 @@ const TOPICS: &[&[Case]] = &[
     contexts::CASES,
     training::CASES,
     optimizer::CASES,
+    lbfgs::CASES,
+    rules::CASES,
     groups::CASES,
     contract::CASES,
     steps::CASES,

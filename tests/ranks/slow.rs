@@ -3,23 +3,16 @@
 use std::time::Duration;
 
 use rankgrad::optim::options::Check;
-use rankgrad::optim::{Float, Registration, Rule, StateArray, StateView};
-use serde::{Deserialize, Serialize};
+use rankgrad::optim::{Float, Rule, StateArray, StateView};
+use rankgrad::remote_optimizer;
 
-/// Sleeps, then descends.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Slow {
-    lr: f64,
-    seconds: f64,
-}
-
-impl Slow {
-    pub fn new(lr: f64) -> Self {
-        Slow { lr, seconds: 0.0 }
-    }
-
-    pub fn seconds(self, seconds: f64) -> Self {
-        Slow { seconds, ..self }
+remote_optimizer! {
+    /// Sleeps, then descends.
+    pub struct Slow {
+        /// Learning rate.
+        lr = 0.0;
+        /// How long it sleeps.
+        seconds: f64 = 0.0;
     }
 }
 
@@ -41,5 +34,3 @@ impl Rule for Slow {
         rankgrad::optim::arithmetic::pass0(p, g, |p, g| p - lr * g);
     }
 }
-
-rankgrad::rpc::inventory::submit! { Registration::of::<Slow>() }

@@ -83,14 +83,18 @@ fn one_rank_cannot_start() -> Outcome {
     Ok(())
 }
 
-/// A copy of this program in which a remote function has another name.
-fn another_program() -> std::io::Result<PathBuf> {
-    let (name, other) = (b"registry_probe_a", b"registry_probe_b");
-    let mut program = std::fs::read(std::env::current_exe()?)?;
+/// Goes on as a copy of this program in which one text of equal length stands for another; in the copy it gives the path to delete.
+pub fn become_another_program(text: &str, other: &str) -> Result<PathBuf, Box<dyn std::error::Error>> {
+    let here = std::env::current_exe()?;
+    if std::env::var("ANOTHER_PROGRAM").is_ok() {
+        return Ok(here);
+    }
+    let (text, other) = (text.as_bytes(), other.as_bytes());
+    let mut program = std::fs::read(here)?;
     let places: Vec<usize> = program
-        .windows(name.len())
+        .windows(text.len())
         .enumerate()
-        .filter(|(_, w)| w == name)
+        .filter(|(_, w)| *w == text)
         .map(|(at, _)| at)
         .collect();
     for at in places {
@@ -99,17 +103,17 @@ fn another_program() -> std::io::Result<PathBuf> {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("another-{}", std::process::id()));
     std::fs::write(&path, program)?;
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))?;
-    Ok(path)
+    Err(Command::new(path).env("ANOTHER_PROGRAM", "1").exec().into())
 }
 
 fn registries_differ() -> Outcome {
-    if launcher_rank() == 1 && std::env::var("ANOTHER_PROGRAM").is_err() {
-        let path = another_program()?;
-        return Err(Command::new(path).env("ANOTHER_PROGRAM", "1").exec().into());
-    }
+    let copy = match launcher_rank() {
+        1 => Some(become_another_program("registry_probe_a", "registry_probe_b")?),
+        _ => None,
+    };
     let error = World::init().unwrap_err();
-    if launcher_rank() == 1 {
-        std::fs::remove_file(std::env::current_exe()?)?;
+    if let Some(copy) = copy {
+        std::fs::remove_file(copy)?;
     }
     assert!(matches!(error.kind(), ErrorKind::Mismatch { rank: 1, .. }), "{error}");
     assert!(

@@ -11,7 +11,7 @@ use crate::{Error, ErrorKind, OwnerFailure, Result};
 
 /// How an owner is asked.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Asking {
+pub(in crate::dist) struct Asking {
     pub turn: Turn,
     pub gradients_of: Option<ContextId>,
     pub limit: Option<Duration>,
@@ -20,10 +20,10 @@ pub(super) struct Asking {
 }
 
 /// Owners that were asked, and what it takes to hear their answers.
-pub(super) type Asked = Vec<(u32, Result<Call>)>;
+pub(in crate::dist) type Asked = Vec<(u32, Result<Call>)>;
 
 /// Asks an owner.
-pub(super) fn ask<A, R>(
+pub(in crate::dist) fn ask<A, R>(
     caller: &Caller,
     owner: u32,
     f: Remote<A, R>,
@@ -74,7 +74,7 @@ impl DistributedOptimizer {
 }
 
 /// What each owner answers, in the order asked. Blocks until all have.
-pub(super) fn collect<R: DeserializeOwned>(asked: Asked) -> Vec<(u32, Result<R>)> {
+pub(in crate::dist) fn collect<R: DeserializeOwned>(asked: Asked) -> Vec<(u32, Result<R>)> {
     asked.into_iter().map(|(rank, call)| (rank, call.and_then(answer))).collect()
 }
 

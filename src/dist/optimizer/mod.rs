@@ -1,6 +1,6 @@
 //! The distributed optimizer: one local optimizer on each rank that owns parameters.
 
-mod ask;
+pub(super) mod ask;
 mod changes;
 mod groups;
 mod options;

@@ -16,7 +16,7 @@ macro_rules! schedule {
         #[derive(Debug, Clone)]
         pub struct $schedule {
             $($(#[$needed_doc])* pub $needed: $needed_type,)*
-            $($(#[$field_doc])* pub $field: $crate::optim::options::option_type!($type),)*
+            $($(#[$field_doc])* pub $field: $crate::remote_optimizer!(@type $type),)*
         }
 
         impl $schedule {
@@ -26,7 +26,7 @@ macro_rules! schedule {
                 Self { $($needed,)* $($field: $default,)* }
             }
 
-            $($crate::optim::options::option_setter! { $(#[$field_doc])* $field $type })*
+            $($crate::remote_optimizer! { @setter $(#[$field_doc])* $field $type })*
         }
 
         $crate::optim::schedule::options::defaults!($schedule $($needed)*);

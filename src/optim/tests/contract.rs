@@ -388,3 +388,37 @@ fn a_frozen_parameter_stays_with_its_state_until_it_is_unfrozen() {
     assert!(optimizer.step(&mut |_| one()).unwrap()[0].updated);
     assert_eq!(optimizer.state(0).unwrap().scalar("step"), Some(1.0));
 }
+
+/// A rule that uses what it doesn't declare.
+#[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+struct Undeclared;
+
+impl Rule for Undeclared {
+    const NAME: &'static str = "Undeclared";
+    const SCALARS: &'static [(&'static str, f64)] = &[];
+
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn arrays(&self, _shape: &[usize]) -> Vec<StateArray> {
+        vec![]
+    }
+
+    fn update<T: Float>(&self, _p: &mut [T], _g: &[T], state: &mut StateView<'_, T>) {
+        state.count();
+    }
+}
+
+#[test]
+fn a_panic_in_a_rule_is_an_error() {
+    let (p, q) = (parameter(&[1.0]), parameter(&[2.0]));
+    let mut optimizer = Optimizer::new(Undeclared, vec![p, q.clone()]).unwrap();
+    let error = optimizer.step(&mut |place| (place == 1).then(|| dense(&[1.0]))).unwrap_err();
+    assert!(
+        matches!(error.kind(), ErrorKind::RulePanic { optimizer, parameter: 1, message } if optimizer == "Undeclared" && message.contains("`step`")),
+        "{error}"
+    );
+    assert!(optimizer.step(&mut |_| None).is_ok());
+    assert_eq!(values(&q), [2.0]);
+}

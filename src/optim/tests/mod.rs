@@ -1,5 +1,6 @@
 //! Tests of the optimizer and of every rule: against torch's results, and of what torch gets wrong.
 
+mod bits;
 mod contract;
 mod golden;
 mod reference;

@@ -1,0 +1,214 @@
+//! The bits of every rule's results, against those in `tests/golden/bits.txt`.
+//!
+//! `scripts/bits` runs this in builds for other instruction sets, too. After a deliberate change of a rule's arithmetic, `WRITE_BITS=1` writes
+//! the file anew.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use serde_json::{Value, json};
+
+use crate::optim::{Optimizer, OptimizerSpec, names};
+use crate::tensor::{DType, Data, Gradient, RowSparse, Tensor};
+
+const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/bits.txt");
+const STEPS: u64 = 6;
+/// More elements than one block of a sum, in no round number; and fewer than a vector register holds.
+const SHAPES: [&[usize]; 2] = [&[67, 71], &[3]];
+
+/// Sets of options, and whether gradients are sparse. Muon has none: its products are the BLAS's.
+fn variants(name: &str) -> Vec<(Value, bool)> {
+    let dense = |sets: &[Value]| sets.iter().map(|set| (set.clone(), false)).collect::<Vec<_>>();
+    let betas = json!([0.8, 0.97]);
+    match name {
+        "Adadelta" => dense(&[
+            json!({}),
+            json!({"lr": 0.7, "rho": 0.8, "eps": 1e-5, "weight_decay": 0.1, "maximize": true}),
+        ]),
+        "Adafactor" => dense(&[
+            json!({}),
+            json!({"lr": 0.3, "beta2_decay": -0.7, "eps": [1e-6, 0.01], "d": 1.5, "weight_decay": 0.1, "maximize": true}),
+        ]),
+        "Adagrad" => [
+            dense(&[
+                json!({}),
+                json!({"lr": 0.3, "lr_decay": 0.1, "weight_decay": 0.1, "initial_accumulator_value": 0.3, "eps": 1e-7, "maximize": true}),
+            ]),
+            vec![(json!({"lr_decay": 0.1}), true)],
+        ]
+        .concat(),
+        "Adam" => dense(&[
+            json!({}),
+            json!({"lr": 0.1, "betas": betas, "eps": 1e-6, "weight_decay": 0.1, "amsgrad": true, "maximize": true}),
+            json!({"weight_decay": 0.1, "decoupled_weight_decay": true}),
+        ]),
+        "AdamW" => dense(&[
+            json!({}),
+            json!({"lr": 0.1, "betas": betas, "eps": 1e-6, "weight_decay": 0.1, "amsgrad": true, "maximize": true}),
+        ]),
+        "Adamax" => dense(&[
+            json!({}),
+            json!({"lr": 0.1, "betas": betas, "eps": 1e-6, "weight_decay": 0.1, "maximize": true}),
+        ]),
+        "ASGD" => dense(&[
+            json!({}),
+            json!({"lr": 0.1, "lambd": 0.01, "alpha": 0.6, "t0": 2.0, "weight_decay": 0.1, "maximize": true}),
+        ]),
+        "LAMB" => dense(&[
+            json!({}),
+            json!({"lr": 0.1, "betas": betas, "eps": 1e-5, "weight_decay": 0.0, "maximize": true}),
+        ]),
+        "Lion" => dense(&[json!({}), json!({"lr": 0.1, "betas": betas, "weight_decay": 0.1, "maximize": true})]),
+        "NAdam" => dense(&[
+            json!({}),
+            json!({"lr": 0.1, "betas": betas, "eps": 1e-6, "weight_decay": 0.1, "momentum_decay": 0.01, "maximize": true}),
+            json!({"weight_decay": 0.1, "decoupled_weight_decay": true}),
+        ]),
+        "RAdam" => dense(&[
+            json!({}),
+            json!({"lr": 0.1, "betas": betas, "eps": 1e-6, "weight_decay": 0.1, "maximize": true}),
+            json!({"weight_decay": 0.1, "decoupled_weight_decay": true}),
+        ]),
+        "RMSprop" => dense(&[
+            json!({}),
+            json!({"lr": 0.1, "alpha": 0.9, "eps": 1e-6, "weight_decay": 0.1, "maximize": true}),
+            json!({"centered": true}),
+            json!({"momentum": 0.9}),
+            json!({"momentum": 0.9, "centered": true}),
+        ]),
+        "Rprop" => dense(&[
+            json!({}),
+            json!({"lr": 0.1, "etas": [0.4, 1.3], "step_sizes": [1e-3, 0.2], "maximize": true}),
+        ]),
+        "SGD" => [
+            dense(&[
+                json!({}),
+                json!({"lr": 0.1, "weight_decay": 0.1, "maximize": true}),
+                json!({"momentum": 0.9, "dampening": 0.1}),
+                json!({"momentum": 0.9, "nesterov": true}),
+            ]),
+            vec![(json!({"lr": 0.1}), true), (json!({"momentum": 0.9}), true)],
+        ]
+        .concat(),
+        "SparseAdam" => vec![
+            (json!({}), true),
+            (json!({"lr": 0.1, "betas": betas, "eps": 1e-6, "maximize": true}), true),
+        ],
+        _ => vec![],
+    }
+}
+
+/// Numbers from -2 to 2 without a platform's functions (Steele, Lea, Flood, *Fast splittable pseudorandom number generators*, 2014).
+fn numbers(n: usize, seed: u64) -> Vec<f64> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut next = || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 51) as f64 - 2.0
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+fn tensor(dtype: DType, shape: &[usize], seed: u64) -> Tensor {
+    let values = numbers(shape.iter().product(), seed);
+    match dtype {
+        DType::F32 => Tensor::from_vec(values.into_iter().map(|x| x as f32).collect(), shape).unwrap(),
+        _ => Tensor::from_vec(values, shape).unwrap(),
+    }
+}
+
+/// FNV-1a, 64 bits.
+fn absorb(hash: &mut u64, bytes: &[u8]) {
+    for &byte in bytes {
+        *hash = (*hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    }
+}
+
+fn absorb_data(hash: &mut u64, data: &Data) {
+    match data.dtype() {
+        DType::F32 => data
+            .view::<f32>()
+            .unwrap()
+            .iter()
+            .for_each(|x| absorb(hash, &x.to_bits().to_le_bytes())),
+        _ => data
+            .view::<f64>()
+            .unwrap()
+            .iter()
+            .for_each(|x| absorb(hash, &x.to_bits().to_le_bytes())),
+    }
+}
+
+/// The hash of parameters and state, over all steps.
+fn bits(spec: OptimizerSpec, dtype: DType, sparse: bool) -> u64 {
+    let shapes = if sparse { &SHAPES[..1] } else { &SHAPES };
+    let parameters: Vec<Tensor> = shapes
+        .iter()
+        .zip(1..)
+        .map(|(shape, seed)| tensor(dtype, shape, seed).parameter().unwrap())
+        .collect();
+    let mut optimizer = Optimizer::new(spec, parameters.clone()).unwrap();
+    let mut hash = 0xcbf2_9ce4_8422_2325;
+    for step in 0..STEPS {
+        let gradient = |place: usize| {
+            let seed = 100 + 10 * step + place as u64;
+            match sparse {
+                true => {
+                    let rows = vec![5, step as i64, 60, 5];
+                    let values = tensor(dtype, &[rows.len(), shapes[place][1]], seed).data();
+                    Gradient::Sparse(RowSparse::new(rows, values, shapes[place].to_vec()).unwrap())
+                }
+                false => Gradient::Dense(tensor(dtype, shapes[place], seed).data()),
+            }
+        };
+        optimizer.step(&mut |place| Some(gradient(place))).unwrap();
+        for (place, p) in parameters.iter().enumerate() {
+            absorb_data(&mut hash, &p.data());
+            let state = optimizer.state(place).unwrap();
+            state.scalars().for_each(|(_, x)| absorb(&mut hash, &x.to_bits().to_le_bytes()));
+            state.arrays().for_each(|(_, data)| absorb_data(&mut hash, data));
+        }
+    }
+    hash
+}
+
+#[test]
+fn the_bits_are_those_in_the_file() {
+    let mut found = String::new();
+    for name in names().into_iter().filter(|&name| name != "Muon") {
+        let variants = variants(name);
+        let defaults = OptimizerSpec::from_json(name, &json!({})).unwrap().to_json();
+        for (option, default) in defaults.as_object().unwrap() {
+            let changed = variants
+                .iter()
+                .any(|(set, _)| set.get(option).is_some_and(|value| value != default));
+            assert!(changed, "{name}: no variant changes `{option}`");
+        }
+        for (options, sparse) in variants {
+            for dtype in [DType::F32, DType::F64] {
+                let spec = OptimizerSpec::from_json(name, &options).unwrap();
+                let form = if sparse { "sparse" } else { "dense" };
+                writeln!(found, "{name} {dtype} {form} {options} {:016x}", bits(spec, dtype, sparse)).unwrap();
+            }
+        }
+    }
+    if std::env::var_os("WRITE_BITS").is_some() {
+        std::fs::write(FILE, &found).unwrap();
+    }
+    let expected = std::fs::read_to_string(FILE).unwrap();
+    let lines = |text: &str| -> BTreeMap<String, String> {
+        let split = text.lines().filter_map(|line| line.rsplit_once(' '));
+        split.map(|(case, hash)| (case.to_owned(), hash.to_owned())).collect()
+    };
+    let (found, expected) = (lines(&found), lines(&expected));
+    let differ: Vec<_> = found
+        .iter()
+        .filter(|(case, hash)| expected.get(*case) != Some(hash))
+        .map(|(case, _)| case)
+        .collect();
+    assert!(
+        differ.is_empty() && found.len() == expected.len(),
+        "other bits than in {FILE}: {differ:#?}"
+    );
+}
