@@ -27,6 +27,10 @@ mod slow;
 mod start;
 mod steps;
 mod stress;
+mod torch_backward;
+mod torch_contexts;
+mod torch_rpc;
+mod torch_rref;
 mod training;
 
 use std::process::ExitCode;
@@ -50,6 +54,10 @@ const TOPICS: &[&[Case]] = &[
     failure::CASES,
     liveness::CASES,
     stress::CASES,
+    torch_contexts::CASES,
+    torch_backward::CASES,
+    torch_rref::CASES,
+    torch_rpc::CASES,
 ];
 
 fn main() -> ExitCode {
