@@ -15,6 +15,7 @@ mod contract;
 mod driver;
 mod errors;
 mod failure;
+mod field;
 mod groups;
 mod launch;
 mod liveness;
@@ -29,6 +30,7 @@ mod steps;
 mod stress;
 mod torch_backward;
 mod torch_contexts;
+mod torch_optim;
 mod torch_rpc;
 mod torch_rref;
 mod training;
@@ -58,6 +60,8 @@ const TOPICS: &[&[Case]] = &[
     torch_backward::CASES,
     torch_rref::CASES,
     torch_rpc::CASES,
+    torch_optim::CASES,
+    field::CASES,
 ];
 
 fn main() -> ExitCode {

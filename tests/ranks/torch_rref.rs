@@ -5,7 +5,6 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use rankgrad::prelude::*;
-use rankgrad::rpc::wait_all;
 
 use crate::case::{Case, Expect};
 use crate::optimizer::vector;
