@@ -4,15 +4,20 @@ mod builtin;
 mod context;
 mod counters;
 mod executor;
+mod in_backward;
 mod optimizer;
 mod parameters;
+mod sent;
 mod tables;
 
 pub(crate) use builtin::rank_counters;
 pub use context::{BackwardOptions, Context};
 pub use counters::Counters;
 pub(crate) use executor::Ranks;
-pub use optimizer::{DistributedOptimizer, NotFinite, OwnerReport, ParamGroup, ParameterRef, StepFuture, StepOptions, StepReport};
+pub use in_backward::DistributedInBackward;
+pub use optimizer::{
+    DistributedOptimizer, NotFinite, OwnerReport, ParamGroup, ParameterRef, StepFuture, StepOptions, StepReport, StepSummary,
+};
 pub use parameters::ParameterCalls;
 pub(crate) use tables::Tables;
 

@@ -12,6 +12,7 @@ pub mod arithmetic;
 mod clip;
 mod erased;
 mod float;
+pub mod in_backward;
 mod optimizer;
 pub mod options;
 mod rule;
@@ -24,6 +25,7 @@ mod table;
 
 pub use clip::{Clip, Norm};
 pub use float::Float;
+pub use in_backward::{InBackward, InBackwardOptimizers, optimizer_in_backward, optimizers_in_backward};
 pub use optimizer::{Checked, Optimizer, ParameterReport};
 pub use rule::{Form, Rows, Rule, StateArray};
 pub use rules::*;

@@ -17,6 +17,7 @@ mod errors;
 mod failure;
 mod field;
 mod groups;
+mod in_backward;
 mod launch;
 mod liveness;
 mod optimizer;
@@ -51,6 +52,7 @@ const TOPICS: &[&[Case]] = &[
     groups::CASES,
     contract::CASES,
     steps::CASES,
+    in_backward::CASES,
     start::CASES,
     progress::CASES,
     failure::CASES,

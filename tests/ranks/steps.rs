@@ -415,6 +415,121 @@ fn accumulation(world: &World) -> Result<()> {
     Ok(())
 }
 
+/// Steps over a tree of owners do what direct ones do, with one message of the client.
+fn trees(world: &World) -> Result<()> {
+    let sparse = |parameter: &RRef<Tensor>, ctx: &Context| {
+        let rows = rankgrad::tensor::RowSparse::new(vec![0], Tensor::ones(DType::F64, [1]).data(), vec![2])?;
+        ctx.accumulate(parameter, Gradient::Sparse(rows))
+    };
+    let start = |fan_out: usize| -> Result<(Vec<RRef<Tensor>>, DistributedOptimizer)> {
+        let parameters = parameters(world, 2 * world.size())?;
+        let half = parameters.len() / 2;
+        let mut optimizer = DistributedOptimizer::new(world, Adam::new(0.5), &parameters[..half])?;
+        optimizer.set_fan_out(fan_out)?;
+        optimizer.add_group(Sgd::new(0.25), &parameters[half..])?; // perhaps with owners that join
+        Ok((parameters, optimizer))
+    };
+    let gradients: Vec<[f64; 2]> = (0..2 * world.size()).map(|i| [f64::from(i) - 1.5, 0.25]).collect();
+    let mut found = Vec::new();
+    for fan_out in [0, 1, 2, 8] {
+        let (parameters, mut optimizer) = start(fan_out)?;
+        let ctx = with_gradients(world, &parameters[1..], &gradients[1..])?;
+        let report = optimizer.step(&ctx)?;
+        assert_eq!((report.updated(), report.without_gradient()), (parameters.len() - 1, 1));
+        assert_eq!(report.summary.owners, optimizer.owners().len());
+        assert_eq!(report.summary.versions, Some((0, 1)));
+        assert_eq!(report.owners.len(), if fan_out == 0 { report.summary.owners } else { 0 });
+        let report = optimizer.step_with(&ctx, &StepOptions::new().rows())?;
+        assert_eq!(report.owners.iter().map(|o| o.rank).collect::<Vec<_>>(), optimizer.owners());
+        assert_eq!(report.parameter(1).map(|p| p.version), Some(2));
+        optimizer.set_lr(0.125)?;
+        let norm = report.norm();
+        let report = optimizer.step_with(&ctx, &StepOptions::new().clip_norm(norm / 4.0))?;
+        assert!((report.norm() - norm).abs() <= 1e-14 * norm);
+        assert!((report.scale - 0.25).abs() < 1e-6);
+        let report = optimizer.step_with(&ctx, &StepOptions::new().all_or_nothing())?;
+        assert_eq!(report.updated(), parameters.len() - 1);
+        let options = StepOptions::new().all_or_nothing().expect_versions(optimizer.versions()?, 0);
+        assert_eq!(optimizer.step_with(&ctx, &options)?.updated(), parameters.len() - 1);
+        found.push(values(&parameters)?);
+
+        // One owner refuses: alone, or with all others.
+        let before = snapshot(&optimizer, &parameters)?;
+        let ctx = with_gradients(world, &parameters, &gradients[..1])?;
+        sparse(&parameters[1], &ctx)?;
+        if world.size() == 1 {
+            continue; // its only owner, whose other group is SGD's
+        }
+        for (options, all) in [(StepOptions::new().all_or_nothing(), true), (StepOptions::new(), false)] {
+            match optimizer.step_with(&ctx, &options).unwrap_err().kind() {
+                ErrorKind::Owners {
+                    owners,
+                    failures,
+                    updated,
+                    in_doubt,
+                    ..
+                } => {
+                    assert_eq!(failures.iter().map(|f| f.rank).collect::<Vec<_>>(), [parameters[1].owner()]);
+                    assert!(matches!(failures[0].error.kind(), ErrorKind::GradientKind { parameter: 1, .. }));
+                    assert_eq!(updated.len(), if all { 0 } else { owners - 1 });
+                    assert!(in_doubt.is_empty());
+                }
+                other => panic!("{other:?}"),
+            }
+            assert!(!all || snapshot(&optimizer, &parameters)? == before);
+        }
+    }
+    // The norm's last bits depend on the tree; nothing else does.
+    for other in &found[1..] {
+        for (one, other) in found[0].iter().flatten().zip(other.iter().flatten()) {
+            assert!((one - other).abs() <= 1e-12, "{one} and {other}");
+        }
+    }
+    // What the client sends doesn't grow with the owners.
+    let (parameters, optimizer) = start(2)?;
+    let ctx = with_gradients(world, &parameters, &gradients)?;
+    let sent = || world.counters(world.rank()).map(|c| c.messages);
+    let before = sent()?;
+    optimizer.step(&ctx)?;
+    assert!(sent()? - before <= 1, "{} messages", sent()? - before);
+    Ok(())
+}
+
+/// While an owner is busy, a tree gives up; what comes late is not applied.
+fn timeouts_in_trees(world: &World) -> Result<()> {
+    let parameters = parameters(world, 3)?;
+    let busy = world.put(parameters[2].owner(), vector(&[0.0]))?;
+    let slow = DistributedOptimizer::new(world, Slow::new(0.0).seconds(1.2), [&busy])?;
+    let mut optimizer = DistributedOptimizer::new(world, Sgd::new(1.0), &parameters)?;
+    optimizer.set_fan_out(1)?;
+    let ctx = with_gradients(world, &parameters, &[[1.0, 1.0]; 3])?;
+    let slow_ctx = world.context()?;
+    slow_ctx.accumulate(&busy, dense(&[1.0]))?;
+    let running = slow.step_async(&slow_ctx, &StepOptions::new())?;
+    std::thread::sleep(Duration::from_millis(100));
+    let short = Duration::from_millis(200);
+    let error = optimizer
+        .step_with(&ctx, &StepOptions::new().all_or_nothing().timeout(short))
+        .unwrap_err();
+    match error.kind() {
+        ErrorKind::Owners { updated, in_doubt, .. } => assert!(updated.is_empty() && in_doubt.is_empty(), "{error}"),
+        other => panic!("{other:?}"),
+    }
+    let error = optimizer.step_with(&ctx, &StepOptions::new().timeout(short)).unwrap_err();
+    match error.kind() {
+        ErrorKind::Owners { updated, in_doubt, .. } => assert_eq!((updated.len(), in_doubt), (0, &optimizer.owners()), "{error}"),
+        other => panic!("{other:?}"),
+    }
+    running.wait()?;
+    let until = Instant::now() + Duration::from_secs(5);
+    while optimizer.versions()? != [1; 3] {
+        assert!(Instant::now() < until, "{:?}", optimizer.versions()?);
+    }
+    assert_eq!(optimizer.step_with(&ctx, &StepOptions::new().all_or_nothing())?.updated(), 3);
+    assert_eq!(optimizer.versions()?, [2; 3]);
+    Ok(())
+}
+
 /// A slow step holds up no other answer of its rank.
 fn slow_steps(world: &World) -> Result<()> {
     let far = world.owner(1);
@@ -445,6 +560,8 @@ fn on_local_ranks() -> Outcome {
         versions,
         futures,
         accumulation,
+        trees,
+        timeouts_in_trees,
         slow_steps,
     ]
     .into_iter()
@@ -485,6 +602,16 @@ pub const CASES: &[Case] = &[
     Case {
         ranks: &[1, 3],
         ..Case::new("steps::accumulate_over_backwards_and_over_contexts", || led(accumulation))
+    },
+    Case {
+        ranks: &[1, 3, 8],
+        ..Case::new("steps::go_over_trees_of_owners", || led(trees))
+    },
+    Case {
+        ranks: &[2, 4],
+        ..Case::new("steps::a_timeout_in_a_tree_applies_nothing_in_its_first_round", || {
+            led(timeouts_in_trees)
+        })
     },
     Case {
         ranks: &[1, 2],

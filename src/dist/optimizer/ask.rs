@@ -22,6 +22,33 @@ pub(super) struct Asking {
 /// Owners that were asked, and what it takes to hear their answers.
 pub(super) type Asked = Vec<(u32, Result<Call>)>;
 
+/// Asks an owner.
+pub(super) fn ask<A, R>(
+    caller: &Caller,
+    owner: u32,
+    f: Remote<A, R>,
+    asking: &Asking,
+    write: impl FnOnce(&mut Vec<u8>) -> Result<()>,
+) -> Result<Call> {
+    let gate = Gate {
+        turn: asking.turn,
+        gradients_of: asking.gradients_of,
+    };
+    let issue = Issue {
+        to: owner,
+        function: f.id()?,
+        name: f.name(),
+        creates: false,
+        gate,
+        recorded: Recorded::Never,
+        manner: if asking.at_once { Manner::Waits } else { Manner::Goes },
+    };
+    match asking.limit {
+        None => caller.issue(issue, write),
+        limit => Caller { limit, ..caller.clone() }.issue(issue, write),
+    }
+}
+
 impl DistributedOptimizer {
     pub(super) fn ask<A, R>(
         &self,
@@ -30,27 +57,7 @@ impl DistributedOptimizer {
         asking: &Asking,
         write: impl FnOnce(&mut Vec<u8>) -> Result<()>,
     ) -> Result<Call> {
-        let gate = Gate {
-            turn: asking.turn,
-            gradients_of: asking.gradients_of,
-        };
-        let issue = Issue {
-            to: owner,
-            function: f.id()?,
-            name: f.name(),
-            creates: false,
-            gate,
-            recorded: Recorded::Never,
-            manner: if asking.at_once { Manner::Waits } else { Manner::Goes },
-        };
-        match asking.limit {
-            None => self.caller.issue(issue, write),
-            limit => Caller {
-                limit,
-                ..self.caller.clone()
-            }
-            .issue(issue, write),
-        }
+        ask(&self.caller, owner, f, asking, write)
     }
 
     /// Asks all owners; `write` gets the place of each.
@@ -77,7 +84,7 @@ pub(super) fn answer<R: DeserializeOwned>(call: Call) -> Result<R> {
 }
 
 /// All results, or every failure. With `applies`, an owner that hasn't answered in time may have done what it was asked.
-pub(super) fn gather<R>(operation: &str, results: Vec<(u32, Result<R>)>, applies: bool) -> Result<Vec<R>> {
+pub(in crate::dist) fn gather<R>(operation: &str, results: Vec<(u32, Result<R>)>, applies: bool) -> Result<Vec<R>> {
     if results.iter().all(|r| r.1.is_ok()) {
         return results.into_iter().map(|r| r.1).collect();
     }
@@ -126,7 +133,7 @@ pub(super) fn without_updates(error: Error) -> Error {
 }
 
 /// What the owner said, without the name of our own function around it: the failure names the rank already.
-fn unwrapped(error: Error) -> Error {
+pub(super) fn unwrapped(error: Error) -> Error {
     match error.kind() {
         ErrorKind::Remote { source, .. } => source.clone(),
         _ => error,

@@ -10,7 +10,7 @@ use crate::{ErrorKind, Result};
 /// Options that an owner may not have yet, and the number of the last change among them.
 ///
 /// It travels with a step, again until the owner has answered one. The owner makes each change once, by its number: a step that fails there has made it.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct ChangedOptions {
     number: u64,
     /// For each group that has any, its number and the options by name, as JSON.

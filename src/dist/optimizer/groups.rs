@@ -37,16 +37,22 @@ impl DistributedOptimizer {
             }
             return Err(error);
         }
+        let mut grown = false;
         for rank in by_owner.into_keys() {
             if let Err(place) = self.owners.binary_search_by_key(&rank, |o| o.rank) {
-                let made = AtomicU64::new(self.changes.last());
-                self.owners.insert(place, Owner { rank, made });
+                let (joined, made) = (self.owners.len(), AtomicU64::new(self.changes.last()));
+                self.owners.insert(place, Owner { rank, joined, made });
+                grown = true;
             }
         }
         self.parameters.extend(listed);
         self.specs.extend(groups.into_iter().map(|g| g.spec));
         self.numbers.extend(first..self.next_number);
-        Ok(())
+        match self.fan_out {
+            0 => Ok(()),
+            fan_out if grown => self.set_fan_out(fan_out),
+            _ => Ok(()),
+        }
     }
 
     /// What the groups add to the list, and what each owner is asked to make; or why they can't be.

@@ -9,17 +9,19 @@ mod parameters;
 mod report;
 mod state;
 mod step;
+mod tree;
 
 use std::sync::atomic::AtomicU64;
 
 use serde_json::{Value, json};
 
+pub(super) use self::ask::gather;
 use self::changes::Changes;
 pub use self::options::{NotFinite, StepOptions};
 pub(super) use self::owner::OwnerOptimizer;
 use self::owner::drop_optimizer;
 pub use self::parameters::{ParamGroup, ParameterRef};
-pub use self::report::{OwnerReport, StepReport};
+pub use self::report::{OwnerReport, StepReport, StepSummary};
 pub use self::step::StepFuture;
 use super::tables::Tables;
 use crate::optim::OptimizerSpec;
@@ -76,11 +78,15 @@ pub struct DistributedOptimizer {
     changes: Changes,
     /// Numbers of first rounds.
     tickets: AtomicU64,
+    /// Owners that each owner passes steps on to; 0 if the client asks all.
+    fan_out: usize,
 }
 
 #[derive(Debug)]
 struct Owner {
     rank: u32,
+    /// How many joined before it.
+    joined: usize,
     /// The last change of options that it is known to have made.
     made: AtomicU64,
 }
@@ -126,6 +132,7 @@ impl DistributedOptimizer {
             owners: Vec::new(),
             changes: Changes::default(),
             tickets: AtomicU64::new(1),
+            fan_out: 0,
         };
         let groups: Vec<ParamGroup> = groups.into_iter().collect();
         if groups.is_empty() {

@@ -48,6 +48,7 @@ pub struct StepOptions {
     pub(super) all_or_nothing: bool,
     pub(super) expected: Option<ExpectedVersions>,
     pub(super) timeout: Option<Duration>,
+    pub(super) rows: bool,
 }
 
 impl StepOptions {
@@ -113,6 +114,11 @@ impl StepOptions {
             timeout: Some(timeout),
             ..self
         }
+    }
+
+    /// Asks for a row an owner also where steps go over a tree ([`set_fan_out`](super::DistributedOptimizer::set_fan_out)); otherwise they are always there.
+    pub fn rows(self) -> Self {
+        StepOptions { rows: true, ..self }
     }
 
     /// Checks bounds. Steps do so before anything is sent.

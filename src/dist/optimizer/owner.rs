@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use super::changes::ChangedOptions;
 use super::options::ExpectedVersions;
 use super::report::OwnerReport;
-use super::state::SentState;
 use crate::dist::builtin::parameter;
+use crate::dist::sent::SentState;
 use crate::dist::tables::Tables;
 use crate::optim::{Checked, Norm, Optimizer, OptimizerSpec, ParameterReport, ParameterState};
 use crate::protocol::{ContextId, OptimizerId};
@@ -30,10 +30,12 @@ const HEAVY_SECONDS: f64 = 1e-4;
 #[derive(Debug)]
 pub(crate) struct OwnerOptimizer {
     part: Mutex<Part>,
-    /// First rounds whose second hasn't come, by number.
+    /// First rounds whose second hasn't come, by number; and numbers of those that were cancelled before they came themselves.
     tickets: Mutex<HashMap<u64, Ticket>>,
     /// Whether its next step may take long; until one was fast, it may.
     heavy: AtomicBool,
+    /// Owners that it passes steps on to.
+    children: Mutex<Vec<u32>>,
 }
 
 #[derive(Debug)]
@@ -49,6 +51,7 @@ struct Part {
 
 #[derive(Debug)]
 enum Ticket {
+    Cancelled,
     /// Gradients that are ready to be applied.
     Step(Checked, Norm),
     /// Options and state that are ready to be put in place.
@@ -60,10 +63,31 @@ impl OwnerOptimizer {
         self.heavy.load(Ordering::Relaxed)
     }
 
+    pub(super) fn children(&self) -> Vec<u32> {
+        lock(&self.children).clone()
+    }
+
     fn ticket(&self, rank: u32, number: u64) -> Result<Ticket> {
         lock(&self.tickets)
             .remove(&number)
             .ok_or_else(|| no_such("second round", rank, &format!("first round {number}")))
+    }
+
+    /// Keeps what a first round has prepared, unless it has been cancelled.
+    fn keep(&self, number: u64, ticket: Ticket) {
+        let mut tickets = lock(&self.tickets);
+        if tickets.remove(&number).is_none() {
+            tickets.insert(number, ticket);
+        }
+    }
+
+    fn cancel(&self, number: u64) {
+        let mut tickets = lock(&self.tickets);
+        if tickets.remove(&number).is_none() {
+            // It may come yet, over a tree. What is much older won't.
+            tickets.retain(|&other, t| !matches!(t, Ticket::Cancelled) || other + 1024 > number);
+            tickets.insert(number, Ticket::Cancelled);
+        }
     }
 
     fn took(&self, part: &Part, seconds: f64) {
@@ -163,7 +187,7 @@ pub(super) struct OwnerGroup {
 }
 
 /// What a step asks for beyond the gradients of one context.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Extras {
     /// Further contexts.
     pub contexts: Vec<ContextId>,
@@ -189,7 +213,7 @@ fn no_such(operation: &str, owner: u32, what: &str) -> crate::Error {
     .into()
 }
 
-fn find(scope: &Scope, operation: &str, id: OptimizerId) -> Result<Arc<OwnerOptimizer>> {
+pub(super) fn find(scope: &Scope, operation: &str, id: OptimizerId) -> Result<Arc<OwnerOptimizer>> {
     let found = Tables::of(&scope.caller().runtime)?.optimizer(id);
     found.ok_or_else(|| no_such(operation, scope.rank(), &format!("optimizer {id}")))
 }
@@ -259,7 +283,7 @@ crate::remote! {
             part.groups.push(number);
             part.places.extend(places);
         }
-        let owner = OwnerOptimizer { part: part.into(), tickets: Mutex::default(), heavy: true.into() };
+        let owner = OwnerOptimizer { part: part.into(), tickets: Mutex::default(), heavy: true.into(), children: Mutex::default() };
         tables.insert_optimizer(id, owner);
         Ok(())
     }
@@ -282,6 +306,12 @@ crate::remote! {
         part.optimizer.remove_last_group();
         let left = part.optimizer.len();
         part.places.truncate(left);
+        Ok(())
+    }
+
+    /// Tells this owner whom it passes steps on to.
+    pub(super) fn set_children(scope: &Scope, id: OptimizerId, children: Vec<u32>) -> Result<()> {
+        *lock(&find(scope, "set_fan_out", id)?.children) = children;
         Ok(())
     }
 
@@ -332,7 +362,7 @@ crate::remote! {
         let checked = part.optimizer.check(gradients, norm)?;
         let not_finite = checked.not_finite().into_iter().filter_map(|local| part.places.get(local).copied()).collect();
         let report = part.report(scope.rank(), part.untouched(checked.norms()), norm, start);
-        lock(&owner.tickets).insert(ticket, Ticket::Step(checked, norm));
+        owner.keep(ticket, Ticket::Step(checked, norm));
         Ok(Prepared { report, not_finite })
     }
 
@@ -358,7 +388,7 @@ crate::remote! {
     /// There will be no second round.
     pub(super) fn cancel_round(scope: &Scope, id: OptimizerId, ticket: u64) -> Result<()> {
         if let Some(owner) = Tables::of(&scope.caller().runtime)?.optimizer(id) {
-            lock(&owner.tickets).remove(&ticket);
+            owner.cancel(ticket);
         }
         Ok(())
     }
@@ -402,7 +432,7 @@ crate::remote! {
             }
             loaded[local] = Some(state);
         }
-        lock(&owner.tickets).insert(ticket, Ticket::State(specs, loaded));
+        owner.keep(ticket, Ticket::State(specs, loaded));
         Ok(())
     }
 

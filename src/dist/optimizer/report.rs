@@ -41,10 +41,75 @@ impl OwnerReport {
     }
 }
 
-/// What a step did: a row an owner, ascending by rank.
+/// What a step did on all owners together.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct StepSummary {
+    /// Number of owners.
+    pub owners: usize,
+    /// Number of parameters that were updated.
+    pub updated: usize,
+    /// How many of them in place.
+    pub in_place: usize,
+    /// Number of parameters without a gradient (or frozen), left as they were.
+    pub without_gradient: usize,
+    /// Number of rows that sparse gradients touched.
+    pub rows: usize,
+    /// Lowest and highest version of a parameter after the step.
+    pub versions: Option<(u64, u64)>,
+    /// Shortest and longest time that an owner took, in seconds.
+    pub seconds: (f64, f64),
+    norm_kind: Norm,
+    norm: f64,
+}
+
+impl StepSummary {
+    pub(super) fn of(report: &OwnerReport) -> Self {
+        let versions = report.parameters.iter().map(|p| p.version);
+        StepSummary {
+            owners: 1,
+            updated: report.updated(),
+            in_place: report.parameters.iter().filter(|p| p.updated && p.in_place).count(),
+            without_gradient: report.without_gradient(),
+            rows: report.rows(),
+            versions: versions.clone().min().zip(versions.max()),
+            seconds: (report.seconds, report.seconds),
+            norm_kind: report.norm_kind,
+            norm: report.norm(),
+        }
+    }
+
+    pub(super) fn add(&mut self, other: &StepSummary) {
+        if self.owners == 0 || other.owners == 0 {
+            if self.owners == 0 {
+                *self = *other;
+            }
+            return;
+        }
+        self.owners += other.owners;
+        self.updated += other.updated;
+        self.in_place += other.in_place;
+        self.without_gradient += other.without_gradient;
+        self.rows += other.rows;
+        self.versions = match (self.versions, other.versions) {
+            (Some((a, b)), Some((c, d))) => Some((a.min(c), b.max(d))),
+            (one, two) => one.or(two),
+        };
+        self.seconds = (self.seconds.0.min(other.seconds.0), self.seconds.1.max(other.seconds.1));
+        self.norm = self.norm_kind.total([self.norm, other.norm]);
+    }
+
+    /// Norm of all gradients of all parameters together, before any clipping.
+    pub fn norm(&self) -> f64 {
+        self.norm
+    }
+}
+
+/// What a step did.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepReport {
-    /// The rows.
+    /// All owners together.
+    pub summary: StepSummary,
+    /// A row an owner, ascending by rank. Where steps go over a tree, only if they were asked for.
     pub owners: Vec<OwnerReport>,
     /// Places of parameters whose gradients had infinite or NaN elements. Looked for only if the step was to skip such.
     pub not_finite: Vec<usize>,
@@ -53,6 +118,31 @@ pub struct StepReport {
 }
 
 impl StepReport {
+    pub(super) fn of_rows(owners: Vec<OwnerReport>, scale: f64) -> Self {
+        let mut summary = StepSummary::default();
+        owners.iter().for_each(|o| summary.add(&StepSummary::of(o)));
+        let mut report = StepReport {
+            summary,
+            owners,
+            not_finite: Vec::new(),
+            scale,
+        };
+        if let Some(norm) = report.norm_of_rows() {
+            report.summary.norm = norm;
+        }
+        report
+    }
+
+    pub(super) fn of_tree(summary: StepSummary, mut owners: Vec<OwnerReport>, scale: f64) -> Self {
+        owners.sort_by_key(|o| o.rank);
+        StepReport {
+            summary,
+            owners,
+            not_finite: Vec::new(),
+            scale,
+        }
+    }
+
     /// Whether nothing was updated because some gradient wasn't finite.
     pub fn skipped(&self) -> bool {
         !self.not_finite.is_empty()
@@ -60,17 +150,22 @@ impl StepReport {
 
     /// Number of parameters that were updated, on all owners.
     pub fn updated(&self) -> usize {
-        self.owners.iter().map(OwnerReport::updated).sum()
+        self.summary.updated
     }
 
     /// Number of parameters without a gradient, on all owners.
     pub fn without_gradient(&self) -> usize {
-        self.owners.iter().map(OwnerReport::without_gradient).sum()
+        self.summary.without_gradient
     }
 
-    /// Norm of all gradients of all parameters together, before any clipping. The same bits wherever the parameters live.
+    /// Norm of all gradients of all parameters together, before any clipping. The same bits wherever the parameters live, unless the step went over a tree.
     pub fn norm(&self) -> f64 {
-        let kind = self.owners.first().map_or(Norm::Two, |o| o.norm_kind);
+        self.summary.norm
+    }
+
+    /// Each parameter's norm, in the order of the list, put together.
+    fn norm_of_rows(&self) -> Option<f64> {
+        let kind = self.owners.first()?.norm_kind;
         let mut norms: Vec<(u32, f64)> = self
             .owners
             .iter()
@@ -78,10 +173,10 @@ impl StepReport {
             .filter_map(|(&place, p)| Some((place, p.norm?)))
             .collect();
         norms.sort_by_key(|n| n.0);
-        kind.total(norms.into_iter().map(|n| n.1))
+        Some(kind.total(norms.into_iter().map(|n| n.1)))
     }
 
-    /// What happened to the parameter at a place of the optimizer's list.
+    /// What happened to the parameter at a place of the optimizer's list, if its owner's row is there.
     pub fn parameter(&self, place: usize) -> Option<&ParameterReport> {
         self.owners.iter().find_map(|o| {
             let at = o.places.iter().position(|&p| p as usize == place)?;
@@ -89,7 +184,7 @@ impl StepReport {
         })
     }
 
-    /// The version of each parameter after the step, in the order of the optimizer's list.
+    /// The version of each parameter after the step, in the order of the optimizer's list, if the rows are there.
     pub fn versions(&self) -> Vec<u64> {
         let each = self.owners.iter().flat_map(|o| o.places.iter().zip(&o.parameters));
         let mut versions: Vec<(u32, u64)> = each.map(|(&place, p)| (place, p.version)).collect();

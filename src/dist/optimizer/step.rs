@@ -8,6 +8,7 @@ use super::changes::ChangedOptions;
 use super::options::{NotFinite, StepOptions};
 use super::owner::{Extras, Prepared, apply_step, cancel_round, parameter_versions, prepare_step, step_optimizer};
 use super::report::{OwnerReport, StepReport};
+use super::tree::Passed;
 use super::{DistributedOptimizer, Owner};
 use crate::dist::context::Context;
 use crate::optim::Clip;
@@ -93,46 +94,24 @@ impl DistributedOptimizer {
             options,
             stage: Stage::Done,
         };
-        future.stage = if !future.options.two_rounds() {
-            Stage::Applying(self.begin_simple(first, &future, waits))
+        let ticket = self.tickets.fetch_add(1, Ordering::Relaxed);
+        future.stage = if future.options.two_rounds() {
+            Stage::Preparing(ticket, future.prepare(ticket))
         } else {
-            let ticket = self.tickets.fetch_add(1, Ordering::Relaxed);
-            let asked = match future.options.expected {
-                // One after another, when it is waited for.
-                Some(_) => Vec::new(),
-                None => {
-                    let places = 0..self.owners.len();
-                    places.map(|place| future.prepare(ticket, place, Turn::Take, false)).collect()
-                }
-            };
-            Stage::Preparing { ticket, asked }
+            Stage::Applying(future.apply_at_once(first, waits))
         };
         Ok(future)
-    }
-
-    fn begin_simple(&self, context: ContextId, future: &StepFuture<'_>, waits: bool) -> Asked {
-        let options = &future.options;
-        let asking = Asking {
-            turn: Turn::Take,
-            gradients_of: Some(context),
-            limit: options.timeout,
-            // The only owner, if it is this rank, does its part at once.
-            at_once: waits && self.owners.len() == 1,
-        };
-        let (more, clamp) = (&future.contexts[1..], options.clamp());
-        let extras = (!more.is_empty() || clamp.is_some() || options.expected.is_some()).then(|| Extras {
-            contexts: more.to_vec(),
-            clamp,
-            expected: options.expected.clone(),
-        });
-        self.ask_all(step_optimizer, &asking, |place, bytes| {
-            crate::wire::write(&(self.id, context, self.changed(&self.owners[place]), &extras), bytes)
-        })
     }
 
     /// Options that an owner may not have yet.
     pub(super) fn changed(&self, owner: &Owner) -> Option<ChangedOptions> {
         self.changes.after(owner.made.load(Ordering::Relaxed))
+    }
+
+    /// Options that some owner may not have yet.
+    fn changed_anywhere(&self) -> Option<ChangedOptions> {
+        let made = self.owners.iter().map(|o| o.made.load(Ordering::Relaxed)).min();
+        self.changes.after(made.unwrap_or(0))
     }
 
     /// These owners have answered: they have made all changes.
@@ -170,25 +149,41 @@ pub struct StepFuture<'a> {
 #[derive(Debug)]
 enum Stage {
     /// Owners apply what they have.
-    Applying(Asked),
-    /// Owners look at what they have.
-    Preparing {
-        ticket: u64,
-        asked: Asked,
-    },
+    Applying(Round),
+    /// Owners look at what they have, under the number of this step.
+    Preparing(u64, Round),
     Done,
 }
 
-/// What became of a first round on an owner: what it found, and the request whose turn it keeps.
+/// Who was asked.
+#[derive(Debug)]
+enum Round {
+    Each(Asked),
+    /// The head of the tree.
+    Tree(Result<Call>),
+    /// Nobody yet: one owner after another, when it is waited for.
+    InTurn,
+}
+
+/// An owner and, if it keeps its turn, the request that it does so for.
 type Kept = (u32, Option<RequestId>);
+
+/// What a first round found.
+struct Found {
+    report: StepReport,
+    not_finite: Vec<u32>,
+}
 
 impl StepFuture<'_> {
     /// Whether all owners have answered in this round, so that [`wait`](Self::wait) doesn't wait for it. Local; never blocks.
     pub fn is_done(&self) -> bool {
+        let is_done = |call: &Result<Call>| call.as_ref().map_or(true, |call| call.slot.is_done());
         match &self.stage {
-            Stage::Applying(asked) | Stage::Preparing { asked, .. } => {
-                asked.iter().all(|(_, call)| call.as_ref().map_or(true, |call| call.slot.is_done()))
-            }
+            Stage::Applying(round) | Stage::Preparing(_, round) => match round {
+                Round::Each(asked) => asked.iter().all(|(_, call)| is_done(call)),
+                Round::Tree(call) => is_done(call),
+                Round::InTurn => true,
+            },
             Stage::Done => true,
         }
     }
@@ -199,34 +194,72 @@ impl StepFuture<'_> {
     /// As [`DistributedOptimizer::step_with`].
     pub fn wait(mut self) -> Result<StepReport> {
         match std::mem::replace(&mut self.stage, Stage::Done) {
-            Stage::Applying(asked) => self.applied(asked, 1.0),
-            Stage::Preparing { ticket, asked } => self.second_round(ticket, asked),
+            Stage::Applying(round) => self.applied(round, 1.0),
+            Stage::Preparing(ticket, round) => self.second_round(ticket, round),
             Stage::Done => Err(argument("the step is over".into())),
         }
     }
 
-    fn applied(&self, asked: Asked, scale: f64) -> Result<StepReport> {
-        let answers = ask::collect::<OwnerReport>(asked);
-        self.optimizer.note_made(&answers);
-        Ok(StepReport {
-            owners: ask::gather(&self.optimizer.operation(), answers, true)?,
-            not_finite: Vec::new(),
-            scale,
-        })
+    fn apply_at_once(&self, context: ContextId, waits: bool) -> Round {
+        let (optimizer, options) = (self.optimizer, &self.options);
+        let (more, clamp) = (&self.contexts[1..], options.clamp());
+        let extras = (!more.is_empty() || clamp.is_some() || options.expected.is_some()).then(|| Extras {
+            contexts: more.to_vec(),
+            clamp,
+            expected: options.expected.clone(),
+        });
+        let asking = Asking {
+            turn: Turn::Take,
+            gradients_of: Some(context),
+            limit: options.timeout,
+            // The only owner, if it is this rank, does its part at once.
+            at_once: waits && optimizer.owners.len() == 1,
+        };
+        if optimizer.has_tree() {
+            let changed = optimizer.changed_anywhere();
+            let passed = Passed::Step { context, changed, extras };
+            return Round::Tree(optimizer.ask_tree(&passed, options));
+        }
+        Round::Each(optimizer.ask_all(step_optimizer, &asking, |place, bytes| {
+            let changed = optimizer.changed(&optimizer.owners[place]);
+            crate::wire::write(&(optimizer.id, context, changed, &extras), bytes)
+        }))
     }
 
-    fn prepare(&self, ticket: u64, place: usize, turn: Turn, at_once: bool) -> (u32, Result<Call>) {
-        let optimizer = self.optimizer;
-        let owner = &optimizer.owners[place];
+    fn prepare(&self, ticket: u64) -> Round {
+        let (optimizer, options) = (self.optimizer, &self.options);
+        if options.expected.is_some() {
+            return Round::InTurn;
+        }
+        if optimizer.has_tree() {
+            let passed = Passed::Prepare {
+                ticket,
+                contexts: self.contexts.clone(),
+                changed: optimizer.changed_anywhere(),
+                norm: options.norm(),
+                expected: None,
+            };
+            return Round::Tree(optimizer.ask_tree(&passed, options));
+        }
+        Round::Each(
+            optimizer
+                .owners
+                .iter()
+                .map(|o| self.prepare_on(o, ticket, Turn::Take, false))
+                .collect(),
+        )
+    }
+
+    fn prepare_on(&self, owner: &Owner, ticket: u64, turn: Turn, at_once: bool) -> (u32, Result<Call>) {
+        let (optimizer, options) = (self.optimizer, &self.options);
         let asking = Asking {
             turn,
             gradients_of: self.contexts.first().copied(),
-            limit: self.options.timeout,
+            limit: options.timeout,
             at_once,
         };
         let call = optimizer.ask(owner.rank, prepare_step(), &asking, |bytes| {
-            let (norm, expected) = (self.options.norm(), &self.options.expected);
-            let changed = optimizer.changed(owner);
+            let (norm, expected, changed) = (options.norm(), &options.expected, optimizer.changed(owner));
             crate::wire::write(&(optimizer.id, ticket, &self.contexts, changed, norm, expected), bytes)
         });
         (owner.rank, call)
@@ -235,8 +268,8 @@ impl StepFuture<'_> {
     /// Asks owner after owner to keep its turn, in ascending order of ranks, so that clients can't wait for each other; until one refuses.
     fn prepare_in_turn(&self, ticket: u64) -> (Vec<Kept>, Vec<(u32, Result<Prepared>)>) {
         let (mut kept, mut answers) = (Vec::new(), Vec::new());
-        for place in 0..self.optimizer.owners.len() {
-            let (rank, call) = self.prepare(ticket, place, Turn::Keep, true);
+        for owner in &self.optimizer.owners {
+            let (rank, call) = self.prepare_on(owner, ticket, Turn::Keep, true);
             kept.push((rank, call.as_ref().ok().map(|call| call.request)));
             let answer = call.and_then(ask::answer::<Prepared>);
             let failed = answer.is_err();
@@ -248,46 +281,83 @@ impl StepFuture<'_> {
         (kept, answers)
     }
 
-    fn second_round(&self, ticket: u64, asked: Asked) -> Result<StepReport> {
-        let optimizer = self.optimizer;
-        let (kept, answers) = match self.options.expected {
-            Some(_) => self.prepare_in_turn(ticket),
-            None => {
-                let kept = asked.iter().map(|(rank, _)| (*rank, None)).collect();
-                (kept, ask::collect::<Prepared>(asked))
+    fn applied(&self, round: Round, scale: f64) -> Result<StepReport> {
+        let (optimizer, operation) = (self.optimizer, self.optimizer.operation());
+        match round {
+            Round::Tree(call) => {
+                let all = optimizer.gather_tree(&operation, call.and_then(ask::answer), true)?;
+                Ok(StepReport::of_tree(all.summary, all.rows, scale))
             }
+            Round::Each(asked) => {
+                let answers = ask::collect::<OwnerReport>(asked);
+                optimizer.note_made(&answers);
+                Ok(StepReport::of_rows(ask::gather(&operation, answers, true)?, scale))
+            }
+            Round::InTurn => Err(argument("a second round in turn".into())),
+        }
+    }
+
+    /// What the first round found, and which owners keep their turns.
+    fn found(&self, ticket: u64, round: Round) -> (Vec<Kept>, Result<Found>) {
+        let optimizer = self.optimizer;
+        let operation = format!("{} (nothing was applied)", optimizer.operation());
+        let everyone = || optimizer.owners.iter().map(|o| (o.rank, None)).collect();
+        let (kept, answers) = match round {
+            Round::Tree(call) => {
+                let all = optimizer.gather_tree(&operation, call.and_then(ask::answer), false);
+                let found = all.map(|all| Found {
+                    report: StepReport::of_tree(all.summary, all.rows, 1.0),
+                    not_finite: all.not_finite,
+                });
+                return (everyone(), found.map_err(ask::without_updates));
+            }
+            Round::Each(asked) => (everyone(), ask::collect::<Prepared>(asked)),
+            Round::InTurn => self.prepare_in_turn(ticket),
         };
         optimizer.note_made(&answers);
+        let found = ask::gather(&operation, answers, false).map(|prepared| Found {
+            not_finite: prepared.iter().flat_map(|p| p.not_finite.clone()).collect(),
+            report: StepReport::of_rows(prepared.into_iter().map(|p| p.report).collect(), 1.0),
+        });
+        (kept, found.map_err(ask::without_updates))
+    }
+
+    fn second_round(&self, ticket: u64, round: Round) -> Result<StepReport> {
+        let optimizer = self.optimizer;
+        let (kept, found) = self.found(ticket, round);
         let cancel = || kept.iter().for_each(|&(rank, request)| optimizer.cancel(rank, ticket, request));
-        let operation = optimizer.operation();
-        let checking = format!("{operation} (nothing was applied)");
-        let prepared = ask::gather(&checking, answers, false)
-            .map_err(ask::without_updates)
-            .inspect_err(|_| cancel())?;
-        let not_finite = places_of(&prepared);
-        let mut found = StepReport {
-            owners: prepared.into_iter().map(|p| p.report).collect(),
-            not_finite: Vec::new(),
-            scale: 1.0,
-        };
+        let Found {
+            mut report,
+            mut not_finite,
+        } = found.inspect_err(|_| cancel())?;
         if !not_finite.is_empty() && self.options.not_finite != NotFinite::Apply {
             cancel();
+            not_finite.sort_unstable();
             return match self.options.not_finite {
                 NotFinite::Refuse => Err(ErrorKind::NotFinite {
                     optimizer: optimizer.specs[0].name().into(),
-                    parameters: not_finite.iter().map(|&place| self.describe(place)).collect(),
+                    parameters: not_finite.iter().map(|&place| self.describe(place as usize)).collect(),
                 }
                 .into()),
                 _ => {
-                    found.not_finite = not_finite;
-                    Ok(found)
+                    report.not_finite = not_finite.into_iter().map(|place| place as usize).collect();
+                    Ok(report)
                 }
             };
         }
-        if let Some(Clip::Norm { max, .. }) = self.options.clip {
-            found.scale = Clip::coefficient(max, found.norm());
+        let (scale, clamp) = match self.options.clip {
+            Some(Clip::Norm { max, .. }) => (Clip::coefficient(max, report.norm()), None),
+            _ => (1.0, self.options.clamp()),
+        };
+        let in_turn = kept.iter().any(|k| k.1.is_some());
+        if optimizer.has_tree() && !in_turn {
+            let passed = Passed::Apply { ticket, scale, clamp };
+            let options = StepOptions {
+                timeout: None,
+                ..self.options.clone()
+            };
+            return self.applied(Round::Tree(optimizer.ask_tree(&passed, &options)), scale);
         }
-        let (scale, clamp) = (found.scale, self.options.clamp());
         let asked = kept.into_iter().map(|(rank, request)| {
             let asking = Asking {
                 turn: request.map_or(Turn::Take, Turn::End),
@@ -298,7 +368,7 @@ impl StepFuture<'_> {
             });
             (rank, call)
         });
-        self.applied(asked.collect(), scale)
+        self.applied(Round::Each(asked.collect()), scale)
     }
 
     /// A parameter, for an error.
@@ -312,16 +382,13 @@ impl StepFuture<'_> {
 
 impl Drop for StepFuture<'_> {
     fn drop(&mut self) {
-        if let Stage::Preparing { ticket, asked } = &self.stage {
-            asked.iter().for_each(|(rank, _)| self.optimizer.cancel(*rank, *ticket, None));
+        if let Stage::Preparing(ticket, Round::Each(_) | Round::Tree(_)) = self.stage {
+            self.optimizer
+                .owners
+                .iter()
+                .for_each(|o| self.optimizer.cancel(o.rank, ticket, None));
         }
     }
-}
-
-fn places_of(prepared: &[Prepared]) -> Vec<usize> {
-    let mut places: Vec<usize> = prepared.iter().flat_map(|p| &p.not_finite).map(|&p| p as usize).collect();
-    places.sort_unstable();
-    places
 }
 
 fn argument(what: String) -> crate::Error {
