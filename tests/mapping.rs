@@ -56,9 +56,9 @@ fn rows(text: &str) -> Vec<[&str; 3]> {
     lines
         .map(|line| {
             let cells: Vec<&str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
-            cells.try_into().unwrap_or_else(|_| panic!("a row has three cells: {line}"))
+            <[&str; 3]>::try_from(cells).unwrap_or_else(|_| panic!("a row has three cells: {line}"))
         })
-        .filter(|[first, ..]| !["scenario", "report"].contains(first))
+        .filter(|row| !["scenario", "report"].contains(&row[0]))
         .collect()
 }
 
@@ -93,12 +93,13 @@ fn every_row_names_tests_that_exist_or_a_reason() {
 #[test]
 fn every_topic_is_described() {
     let text = read(&root("tests/README.md"));
+    let text = text.split("\n# ").next().unwrap();
     for entry in fs::read_dir(root("tests/ranks")).unwrap().flatten() {
         let source = read(&entry.path());
         let name = entry.file_name().into_string().unwrap();
         let topic = name.trim_end_matches(".rs");
         if source.contains("pub const CASES") {
-            assert!(text.contains(&format!("- `{topic}`")), "tests/README.md lacks the topic `{topic}`");
+            assert!(text.contains(&format!("`{topic}`")), "tests/README.md lacks the topic `{topic}`");
         }
     }
 }

@@ -99,7 +99,9 @@ fn leaves_while_others_sleep() -> Outcome {
 fn made_at_once() -> Outcome {
     let world = World::init()?;
     let all: Vec<RRef<Tensor>> = match world.rank() {
-        0 => (0..world.size()).map(|rank| world.put(rank, vector(&[0.0]))).collect::<Result<_>>()?,
+        0 => (0..world.size())
+            .map(|rank| world.put(rank, vector(&[0.0])))
+            .collect::<Result<_>>()?,
         _ => Vec::new(),
     };
     world.set_state(all);
@@ -180,7 +182,10 @@ fn thousand_steps(world: &World) -> Result<()> {
         }
     }
     for (rank, (early, late)) in early.into_iter().zip(memory()?).enumerate() {
-        assert!(late <= early + (8 << 20), "rank {rank}: {early} bytes after 200 steps, {late} after 1000");
+        assert!(
+            late <= early + (8 << 20),
+            "rank {rank}: {early} bytes after 200 steps, {late} after 1000"
+        );
     }
     Ok(())
 }
@@ -298,7 +303,9 @@ fn collective_during_a_call() -> Outcome {
     if world.rank() == 0 {
         assert_eq!(world.call(1, nap, (1000,))?, 1);
     }
-    let groups = world.mpi(|| all.split_by_color(mpi::topology::Color::with_value(all.rank() % 2))).ok_or("no group")?;
+    let groups = world
+        .mpi(|| all.split_by_color(mpi::topology::Color::with_value(all.rank() % 2)))
+        .ok_or("no group")?;
     let mut sum = 0;
     world.mpi(|| groups.all_reduce_into(&1, &mut sum, SystemOperation::sum()));
     assert_eq!(sum, groups.size());

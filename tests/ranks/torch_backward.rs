@@ -161,7 +161,11 @@ fn leaves(sparse: bool) -> Result<[(Tensor, Tensor); 2]> {
 type Pair<'a> = [&'a Tensor; 2];
 
 /// Runs a function here, and then as calls and by references on every rank: the same gradients, and the same ones absent.
-fn agrees(world: &World, here: &dyn Fn(Pair<'_>) -> Result<Tensor>, there: &dyn Fn(&Context, u32, Pair<'_>) -> Result<Tensor>) -> Result<()> {
+fn agrees(
+    world: &World,
+    here: &dyn Fn(Pair<'_>) -> Result<Tensor>,
+    there: &dyn Fn(&Context, u32, Pair<'_>) -> Result<Tensor>,
+) -> Result<()> {
     for sparse in [false, true] {
         let local = leaves(sparse)?;
         here([&local[0].1, &local[1].1])?.sum()?.backward()?;
@@ -190,13 +194,17 @@ fn agrees(world: &World, here: &dyn Fn(Pair<'_>) -> Result<Tensor>, there: &dyn 
 /// One call, by value and by reference, to others and to oneself.
 fn simple(world: &World) -> Result<()> {
     agrees(world, &|[a, b]| a.add(b), &|ctx, to, [a, b]| ctx.call(to, add, (a, b)))?;
-    agrees(world, &|[a, b]| a.add(b), &|ctx, to, [a, b]| ctx.fetch(&ctx.remote(to, add, (a, b))?))?;
+    agrees(world, &|[a, b]| a.add(b), &|ctx, to, [a, b]| {
+        ctx.fetch(&ctx.remote(to, add, (a, b))?)
+    })?;
     agrees(world, &|[a, b]| a.mul(b)?.sum(), &|ctx, to, [a, b]| ctx.call(to, total, (a, b)))
 }
 
 /// Functions of several operations, and functions that call others.
 fn functions(world: &World) -> Result<()> {
-    agrees(world, &|[a, b]| network_here(a, b), &|ctx, to, [a, b]| ctx.call(to, network, (a, b)))?;
+    agrees(world, &|[a, b]| network_here(a, b), &|ctx, to, [a, b]| {
+        ctx.call(to, network, (a, b))
+    })?;
     agrees(world, &|[a, b]| network_here(&a.add(b)?.mul(a)?, b), &|ctx, to, [a, b]| {
         ctx.call(to, nested, (world.owner(to + 1), a, b))
     })?;
@@ -214,7 +222,10 @@ fn without_calls(world: &World) -> Result<()> {
     let ctx = world.context()?;
     ctx.backward(&[a.add(&b)?.sum()?])?;
     assert_eq!(ctx.gradients()?.len(), 2);
-    assert_eq!((dense(ctx.local_gradient(&a)?), dense(ctx.local_gradient(&b)?)), (vec![1.0; 9], vec![1.0; 9]));
+    assert_eq!(
+        (dense(ctx.local_gradient(&a)?), dense(ctx.local_gradient(&b)?)),
+        (vec![1.0; 9], vec![1.0; 9])
+    );
     Ok(())
 }
 
@@ -300,7 +311,8 @@ fn unused(world: &World) -> Result<()> {
 
 /// Four roots of four calls are summed.
 fn several_roots(world: &World) -> Result<()> {
-    let roots = |a: &Tensor, b: &Tensor| -> Result<Vec<Tensor>> { Ok(vec![a.add(b)?.sum()?, a.mul(b)?.sum()?, a.cos()?.sum()?, (a / b)?.sum()?]) };
+    let roots =
+        |a: &Tensor, b: &Tensor| -> Result<Vec<Tensor>> { Ok(vec![a.add(b)?.sum()?, a.mul(b)?.sum()?, a.cos()?.sum()?, (a / b)?.sum()?]) };
     let (a, b) = (vector(&[1.0, 2.0, -3.0]).parameter()?, vector(&[0.5, -4.0, 2.0]).parameter()?);
     for root in roots(&a, &b)? {
         root.backward()?;
@@ -316,7 +328,12 @@ fn several_roots(world: &World) -> Result<()> {
         ctx.call(to(2), ratio, (&a, &b))?,
     ];
     ctx.backward(&roots)?;
-    let close = |found: Vec<f64>, expected: &[f64]| assert!(found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-13), "{found:?} {expected:?}");
+    let close = |found: Vec<f64>, expected: &[f64]| {
+        assert!(
+            found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-13),
+            "{found:?} {expected:?}"
+        )
+    };
     close(dense(ctx.local_gradient(&a)?), &expected.0);
     close(dense(ctx.local_gradient(&b)?), &expected.1);
     Ok(())
@@ -375,7 +392,10 @@ fn errors(world: &World) -> Result<()> {
         let x = vector(&[1.0]).parameter()?;
         let y = ctx.call(world.owner(1), chain, (&x, route.clone(), faulty))?;
         let error = ctx.backward(&[y.sum()?]).unwrap_err();
-        assert!(matches!(error.kind(), ErrorKind::Backward { rank, .. } if *rank == faulty), "{error}");
+        assert!(
+            matches!(error.kind(), ErrorKind::Backward { rank, .. } if *rank == faulty),
+            "{error}"
+        );
         assert!(error.to_string().contains("Simulate error on backward pass"), "{error}");
         assert!(ctx.local_gradient(&x)?.is_none());
         let y = ctx.call(world.owner(1), chain, (&x, route.clone(), u32::MAX))?;
@@ -402,7 +422,10 @@ fn trainers() -> Outcome {
             assert_eq!(dense(ctx.gradient(&parameter)?), [factor, 2.0 * factor]);
             assert_eq!(dense(ctx.local_gradient(&x)?), parameter.fetch()?.to_vec::<f64>()?);
             let there = world.call(server, gradients_of, (ctx.id(),))?;
-            assert!(there.contains(&vec![factor, 2.0 * factor]) && there.len() == if server == me { 2 } else { 1 }, "{there:?}");
+            assert!(
+                there.contains(&vec![factor, 2.0 * factor]) && there.len() == if server == me { 2 } else { 1 },
+                "{there:?}"
+            );
             ctx.release()?;
         }
         Ok(())
@@ -418,7 +441,9 @@ fn trainers() -> Outcome {
 }
 
 fn on_local_ranks() -> Outcome {
-    [values as fn(&World) -> Result<()>, errors].into_iter().try_for_each(|f| led_locally(3, f))
+    [values as fn(&World) -> Result<()>, errors]
+        .into_iter()
+        .try_for_each(|f| led_locally(3, f))
 }
 
 /// The cases.

@@ -83,7 +83,10 @@ fn ids(world: &World) -> Result<()> {
         let id = ctx.id();
         ctx.release()?;
         let error = world.gradients_here(id).unwrap_err();
-        assert!(matches!(error.kind(), ErrorKind::ContextReleased { .. }) && error.to_string().contains(&id.to_string()), "{error}");
+        assert!(
+            matches!(error.kind(), ErrorKind::ContextReleased { .. }) && error.to_string().contains(&id.to_string()),
+            "{error}"
+        );
     }
     Ok(())
 }
@@ -126,7 +129,11 @@ fn cleanup(world: &World) -> Result<()> {
                 assert!(ctx.local_gradient(&table)?.is_some_and(|g| g.is_sparse()));
             }
         }
-        let ranks = if kind == 3 { world.size() as usize } else { 2.min(world.size() as usize) };
+        let ranks = if kind == 3 {
+            world.size() as usize
+        } else {
+            2.min(world.size() as usize)
+        };
         assert_eq!(known(world)?.into_iter().sum::<usize>(), ranks, "kind {kind}");
         ctx.release()?;
         assert_eq!(known(world)?.into_iter().sum::<usize>(), 0, "kind {kind}");
@@ -138,10 +145,19 @@ fn cleanup(world: &World) -> Result<()> {
 fn error_in_context(world: &World) -> Result<()> {
     let to = world.owner(1);
     let ctx = world.context()?;
-    let (a, b) = (Tensor::ones(DType::F64, [3, 3]).parameter()?, Tensor::ones(DType::F64, [6, 6]).parameter()?);
+    let (a, b) = (
+        Tensor::ones(DType::F64, [3, 3]).parameter()?,
+        Tensor::ones(DType::F64, [6, 6]).parameter()?,
+    );
     let error = ctx.call(to, product, (&a, &b)).unwrap_err();
-    assert!(matches!(error.root(), ErrorKind::Shape { left, right, .. } if left == &[3, 3] && right == &[6, 6]), "{error}");
-    assert!(error.to_string().contains("product") && error.to_string().contains(&format!("rank {to}")), "{error}");
+    assert!(
+        matches!(error.root(), ErrorKind::Shape { left, right, .. } if left == &[3, 3] && right == &[6, 6]),
+        "{error}"
+    );
+    assert!(
+        error.to_string().contains("product") && error.to_string().contains(&format!("rank {to}")),
+        "{error}"
+    );
     let y = ctx.call(to, product, (&a, &a))?;
     ctx.backward(&[y.sum()?])?;
     assert!(ctx.local_gradient(&a)?.is_some());
@@ -221,13 +237,17 @@ fn chains(world: &World) -> Result<()> {
         let y = ctx.call(route[0], along, (&a, &b, route[1..].to_vec()))?;
         assert_eq!(y.to_vec::<f64>()?, [1.0 + 2.0 * route.len() as f64]);
         let hops = route.iter().enumerate();
-        let expected = hops.flat_map(|(hop, &to)| [sent("along", to), returned("along", to, from(hop))]).collect();
+        let expected = hops
+            .flat_map(|(hop, &to)| [sent("along", to), returned("along", to, from(hop))])
+            .collect();
         assert_eq!(crossings(&ctx)?, sorted(expected));
         let ctx = world.context()?;
         let far = ctx.remote(route[0], along_by_reference, (&a, &b, route[1..].to_vec()))?;
         assert_eq!(ctx.fetch(&far)?.to_vec::<f64>()?, [1.0 + 2.0 * route.len() as f64]);
         let hops = route.iter().enumerate();
-        let expected = hops.flat_map(|(hop, &to)| [sent("along_by_reference", to), returned("fetch", to, from(hop))]).collect();
+        let expected = hops
+            .flat_map(|(hop, &to)| [sent("along_by_reference", to), returned("fetch", to, from(hop))])
+            .collect();
         assert_eq!(crossings(&ctx)?, sorted(expected));
     }
     Ok(())
@@ -250,7 +270,13 @@ fn many_arguments(world: &World) -> Result<()> {
     let to = world.owner(1);
     for by_reference in [false, true] {
         let tensors: Vec<Tensor> = (0..10)
-            .map(|i| if i % 2 == 0 { leaf(&[f64::from(i), 1.0]) } else { Ok(vector(&[f64::from(i), 1.0])) })
+            .map(|i| {
+                if i % 2 == 0 {
+                    leaf(&[f64::from(i), 1.0])
+                } else {
+                    Ok(vector(&[f64::from(i), 1.0]))
+                }
+            })
             .collect::<Result<_>>()?;
         let ctx = world.context()?;
         let (stack, flags) = if by_reference {
@@ -274,7 +300,9 @@ fn many_arguments(world: &World) -> Result<()> {
 }
 
 fn bookkeeping(world: &World) -> Result<()> {
-    [ids, known_ranks, cleanup, error_in_context, counted].iter().try_for_each(|f| f(world))
+    [ids, known_ranks, cleanup, error_in_context, counted]
+        .iter()
+        .try_for_each(|f| f(world))
 }
 
 fn graphs(world: &World) -> Result<()> {
@@ -298,5 +326,7 @@ pub const CASES: &[Case] = &[
 ];
 
 fn on_local_ranks() -> Outcome {
-    [graphs as fn(&World) -> Result<()>, cleanup].into_iter().try_for_each(|f| led_locally(3, f))
+    [graphs as fn(&World) -> Result<()>, cleanup]
+        .into_iter()
+        .try_for_each(|f| led_locally(3, f))
 }

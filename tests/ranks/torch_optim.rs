@@ -89,7 +89,10 @@ impl Both {
     }
 
     fn agree(&self) -> Result<()> {
-        self.far.iter().zip(&self.here).try_for_each(|(far, here)| close(&far.fetch()?, here))
+        self.far
+            .iter()
+            .zip(&self.here)
+            .try_for_each(|(far, here)| close(&far.fetch()?, here))
     }
 }
 
@@ -133,7 +136,10 @@ fn rules(world: &World) -> Result<()> {
 fn faulty(world: &World) -> Result<()> {
     let both = Both::new(world)?;
     let error = DistributedOptimizer::new(world, Faulty { lr: -1.0 }, &both.far).unwrap_err();
-    assert!(matches!(error.kind(), ErrorKind::OptionValue { optimizer, .. } if optimizer == "TestFaulty"), "{error}");
+    assert!(
+        matches!(error.kind(), ErrorKind::OptionValue { optimizer, .. } if optimizer == "TestFaulty"),
+        "{error}"
+    );
     let optimizer = DistributedOptimizer::new(world, Faulty { lr: 1.0 }, &both.far)?;
     for _ in 0..2 {
         let (ctx, _) = both.backward(world, 0)?;
@@ -204,7 +210,10 @@ fn parity(world: &World) -> Result<()> {
 
 /// State by name goes to an optimizer that has made no step, whose options it brings along; what has no state in it starts anew.
 fn named_state(world: &World) -> Result<()> {
-    let (x, y) = (world.put(world.owner(1), vector(&[1.0]))?, world.put(world.owner(2), vector(&[1.0]))?);
+    let (x, y) = (
+        world.put(world.owner(1), vector(&[1.0]))?,
+        world.put(world.owner(2), vector(&[1.0]))?,
+    );
     let make = |lr: f64| DistributedOptimizer::new(world, Sgd::new(lr).momentum(0.9), [("x", &x), ("y", &y)]);
     let step = |optimizer: &DistributedOptimizer, parameters: &[&RRef<Tensor>]| -> Result<()> {
         let ctx = world.context()?;

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use rankgrad::prelude::*;
 use rankgrad::rpc::wait_all;
 
+use crate::Outcome;
 use crate::case::Case;
 use crate::optimizer::vector;
 use crate::settled::{led, led_locally};
-use crate::Outcome;
 
 static RUN: AtomicU32 = AtomicU32::new(0);
 
@@ -68,7 +68,9 @@ fn load(world: &World) -> Result<()> {
     let light: Vec<_> = (0..1000).map(|k| world.call_async(to, number, (k,))).collect::<Result<_>>()?;
     assert_eq!(wait_all(light)?, (0..1000).collect::<Vec<_>>());
     let a = Tensor::from_vec((0..10_000).map(|i| f64::from(i % 97) / 97.0).collect(), [100, 100])?;
-    let expected = (0..20).try_fold(a.clone(), |x, _| x.matmul(&a)?.mul_scalar(0.01))?.to_vec::<f64>()?;
+    let expected = (0..20)
+        .try_fold(a.clone(), |x, _| x.matmul(&a)?.mul_scalar(0.01))?
+        .to_vec::<f64>()?;
     let heavy: Vec<_> = (0..20).map(|_| world.call_async(to, heavy, (&a,))).collect::<Result<_>>()?;
     for found in wait_all(heavy)? {
         assert_eq!(found.to_vec::<f64>()?, expected);
@@ -104,7 +106,9 @@ fn several(world: &World) -> Result<()> {
     // A callback that panics is an error, and ends the wait as well.
     let begun = Instant::now();
     let slow = world.call_async(to, nap, (1500,))?;
-    let panics = world.call_async(to, number, (1,))?.then(|_| -> Result<i64> { panic!("on purpose") });
+    let panics = world
+        .call_async(to, number, (1,))?
+        .then(|_| -> Result<i64> { panic!("on purpose") });
     let error = wait_all([slow, panics]).unwrap_err();
     assert!(error.to_string().contains("callback panicked"), "{error}");
     assert!(begun.elapsed() < Duration::from_millis(1400), "{:?}", begun.elapsed());
@@ -113,7 +117,9 @@ fn several(world: &World) -> Result<()> {
     let error = wait_all([world.call_async(to, nap, (0,))?, hurried.call_async(to, nap, (1000,))?]).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Timeout { .. }), "{error}");
     // An error of the closure that issues them is the closure's.
-    let body: Result<Vec<Future<i64>>> = [Ok(world.call_async(to, number, (1,))?), Err(Error::user("in the body"))].into_iter().collect();
+    let body: Result<Vec<Future<i64>>> = [Ok(world.call_async(to, number, (1,))?), Err(Error::user("in the body"))]
+        .into_iter()
+        .collect();
     assert_eq!(body.err().map(|e| e.to_string()), Some("in the body".into()));
     Ok(())
 }
@@ -133,7 +139,10 @@ fn callbacks(world: &World) -> Result<()> {
     let failed = world.call_async(to, fail, ("Expected error".to_owned(),))?;
     let seen = failed.then(|v| Ok(v.unwrap_err().to_string())).then(|text| text);
     assert!(seen.wait()?.contains("Expected error"));
-    let passed_on = world.call_async(to, number, (1,))?.then(|_| Err::<i64, _>(Error::user("another error"))).then(|v| v);
+    let passed_on = world
+        .call_async(to, number, (1,))?
+        .then(|_| Err::<i64, _>(Error::user("another error")))
+        .then(|v| v);
     assert_eq!(passed_on.wait().unwrap_err().to_string(), "another error");
     assert_eq!(world.call(to, chained, (world.owner(2), 4))?, 18);
     // Done only when it is.
@@ -156,7 +165,13 @@ fn callbacks(world: &World) -> Result<()> {
 fn kinds_of_arguments(world: &World) -> Result<()> {
     let to = world.owner(1);
     let x = Tensor::from_vec((0..24).map(f64::from).collect(), [2, 3, 4])?;
-    let views = [x.transpose(0, 2)?, x.slice(1, 0, 3, 2)?, x.slice(2, 3, None, -1)?, x.permute(&[1, 2, 0])?, x.slice(0, 1, 1, 1)?];
+    let views = [
+        x.transpose(0, 2)?,
+        x.slice(1, 0, 3, 2)?,
+        x.slice(2, 3, None, -1)?,
+        x.permute(&[1, 2, 0])?,
+        x.slice(0, 1, 1, 1)?,
+    ];
     for view in views {
         let sum = world.call(to, add, (&view, &view))?;
         assert_eq!(sum.shape(), view.shape());
@@ -177,7 +192,10 @@ fn time_limits(world: &World) -> Result<()> {
     assert_eq!(world.call(to, nap, (700,))?, 700);
     let begun = Instant::now();
     let error = world.timeout(Duration::from_millis(100)).call(to, nap, (700,)).unwrap_err();
-    assert!(matches!(error.kind(), ErrorKind::Timeout { seconds, .. } if *seconds == 0.1), "{error}");
+    assert!(
+        matches!(error.kind(), ErrorKind::Timeout { seconds, .. } if *seconds == 0.1),
+        "{error}"
+    );
     assert!(begun.elapsed() < Duration::from_millis(600));
     // It is the limit of calls made with it, not of others before or after.
     let (before, hurried) = (world.call_async(to, nap, (300,))?, world.timeout(Duration::from_millis(50)));
@@ -220,11 +238,15 @@ fn futures(world: &World) -> Result<()> {
 }
 
 fn calls(world: &World) -> Result<()> {
-    [load as fn(&World) -> Result<()>, kinds_of_arguments].iter().try_for_each(|f| f(world))
+    [load as fn(&World) -> Result<()>, kinds_of_arguments]
+        .iter()
+        .try_for_each(|f| f(world))
 }
 
 fn on_local_ranks() -> Outcome {
-    [calls as fn(&World) -> Result<()>, futures].into_iter().try_for_each(|f| led_locally(3, f))
+    [calls as fn(&World) -> Result<()>, futures]
+        .into_iter()
+        .try_for_each(|f| led_locally(3, f))
 }
 
 /// The cases.

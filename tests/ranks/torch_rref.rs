@@ -183,7 +183,10 @@ impl AsNumber for RRef<Counter> {
 
 /// Owners can be compared and are keys; so can references; what they print names value, type and owner.
 fn identity(world: &World) -> Result<()> {
-    let (a, b) = (world.remote(world.owner(1), number, (1,))?, world.remote(world.owner(1), number, (1,))?);
+    let (a, b) = (
+        world.remote(world.owner(1), number, (1,))?,
+        world.remote(world.owner(1), number, (1,))?,
+    );
     assert_eq!((a.owner(), a.owner()), (b.owner(), world.owner(1)));
     assert!(a != b && a == a.clone() && a.owner() != 23);
     let mut by_owner = HashMap::from([(a.owner(), "first")]);
@@ -218,7 +221,10 @@ fn confirmed(world: &World) -> Result<()> {
     for owner in 0..world.size() {
         for to in 0..world.size() {
             let value = world.remote(owner, number, (5,))?;
-            let (call, reference) = (world.call_async(to, late_look, (&value, 20))?, world.remote(to, late_look, (&value, 20))?);
+            let (call, reference) = (
+                world.call_async(to, late_look, (&value, 20))?,
+                world.remote(to, late_look, (&value, 20))?,
+            );
             drop(value);
             assert_eq!((call.wait()?, reference.fetch()?), (5, 5));
         }
@@ -240,7 +246,10 @@ fn backward(world: &World) -> Result<()> {
         for times in 1..=2 {
             ctx.backward_with(&[&root], keep)?;
             let gradient = ctx.gradient(&w)?.expect("a gradient").to_dense()?;
-            assert_eq!(Tensor::from_data(gradient).to_vec::<f64>()?, [2.0 * f64::from(times), 4.0 * f64::from(times)]);
+            assert_eq!(
+                Tensor::from_data(gradient).to_vec::<f64>()?,
+                [2.0 * f64::from(times), 4.0 * f64::from(times)]
+            );
         }
         // Of a fetch that no context saw there is nothing to go back from.
         let error = ctx.backward(&[value.fetch()?]).unwrap_err();
@@ -273,7 +282,11 @@ fn limits(world: &World) -> Result<()> {
             let waits = scope.spawn(|| world.timeout(Duration::from_millis(150)).fetch(&late));
             timed_out(waits.join().unwrap());
         });
-        assert!(begun.elapsed() < Duration::from_millis(600), "nobody waited for the value: {:?}", begun.elapsed());
+        assert!(
+            begun.elapsed() < Duration::from_millis(600),
+            "nobody waited for the value: {:?}",
+            begun.elapsed()
+        );
         assert_eq!(late.fetch()?, 3);
         assert_eq!(world.call_mut(&counter, increment, (0,))?, 2);
         drop((counter, late));
@@ -295,7 +308,9 @@ fn knots() -> Outcome {
 }
 
 fn travel(world: &World) -> Result<()> {
-    [values as fn(&World) -> Result<()>, arguments, methods].iter().try_for_each(|f| f(world))
+    [values as fn(&World) -> Result<()>, arguments, methods]
+        .iter()
+        .try_for_each(|f| f(world))
 }
 
 fn live(world: &World) -> Result<()> {
