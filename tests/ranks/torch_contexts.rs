@@ -295,6 +295,7 @@ fn many_arguments(world: &World) -> Result<()> {
             let gradient = ctx.local_gradient(tensor)?.expect("a gradient").to_dense()?;
             assert_eq!(Tensor::from_data(gradient).to_vec::<f64>()?, [2.0 * i as f64, 2.0 * i as f64 + 1.0]);
         }
+        ctx.release()?;
     }
     Ok(())
 }
@@ -306,7 +307,8 @@ fn bookkeeping(world: &World) -> Result<()> {
 }
 
 fn graphs(world: &World) -> Result<()> {
-    [one_call, chains, no_gradients, many_arguments].iter().try_for_each(|f| f(world))
+    let all = [one_call, chains, no_gradients, many_arguments];
+    all.iter().try_for_each(|f| f(world).and_then(|()| nothing_alive(world)))
 }
 
 /// The cases.

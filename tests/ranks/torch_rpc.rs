@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use rankgrad::prelude::*;
 use rankgrad::rpc::wait_all;
 
-use crate::Outcome;
-use crate::case::Case;
+use crate::case::{Case, Expect};
 use crate::optimizer::vector;
 use crate::settled::{led, led_locally};
+use crate::{Outcome, ok};
 
 static RUN: AtomicU32 = AtomicU32::new(0);
 
@@ -185,11 +185,11 @@ fn kinds_of_arguments(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Limits of single calls, no limit at all: RANKGRAD_TIMEOUT=0.3, or 0, with a status only after long.
+/// Limits of single calls, no limit at all: RANKGRAD_TIMEOUT=1, or 0.
 fn time_limits(world: &World) -> Result<()> {
     let to = world.owner(1);
     // A function that runs is left alone by the default limit; a limit of its own holds.
-    assert_eq!(world.call(to, nap, (700,))?, 700);
+    assert_eq!(world.call(to, nap, (1600,))?, 1600);
     let begun = Instant::now();
     let error = world.timeout(Duration::from_millis(100)).call(to, nap, (700,)).unwrap_err();
     assert!(
@@ -233,6 +233,15 @@ fn uneven() -> Outcome {
     Ok(())
 }
 
+/// One rank comes to the end six seconds after the other, which says so after five.
+fn late() -> Outcome {
+    let world = World::builder().env_logger().start()?;
+    if world.rank() == 1 {
+        std::thread::sleep(Duration::from_secs(6));
+    }
+    ok(world.finish())
+}
+
 fn futures(world: &World) -> Result<()> {
     [several as fn(&World) -> Result<()>, callbacks].iter().try_for_each(|f| f(world))
 }
@@ -261,7 +270,7 @@ pub const CASES: &[Case] = &[
     },
     Case {
         ranks: &[2],
-        env: &[("RANKGRAD_TIMEOUT", "0.3")],
+        env: &[("RANKGRAD_TIMEOUT", "1")],
         ..Case::new("torch_rpc::a_calls_own_limit_wins", || led(time_limits))
     },
     Case {
@@ -272,6 +281,12 @@ pub const CASES: &[Case] = &[
     Case {
         ranks: &[1, 3],
         ..Case::new("torch_rpc::uneven_work_finds_all_ranks_to_the_end", uneven)
+    },
+    Case {
+        ranks: &[2],
+        env: &[("RUST_LOG", "warn")],
+        expect: Expect::Says(&[("haven't come: [1]", 1)]),
+        ..Case::new("torch_rpc::who_comes_late_to_the_end_is_named", late)
     },
     Case {
         ranks: &[0],
