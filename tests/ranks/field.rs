@@ -140,7 +140,7 @@ fn made_at_once() -> Outcome {
     ok(world.finish())
 }
 
-/// Three ranks flood a slow one with requests that nobody waits for: 100,000 of 2 KiB, and its memory stays as it is.
+/// Three ranks flood a slow one with requests that nobody waits for: 100,000 of 2 KiB. RANKGRAD_WINDOW_REQUESTS=64 bounds what waits there, and its memory.
 fn flood() -> Outcome {
     const EACH: u64 = 33_334;
     let world = World::init()?;
@@ -155,6 +155,8 @@ fn flood() -> Outcome {
         while SERVED.load(Ordering::SeqCst) < all {
             std::thread::sleep(Duration::from_millis(5));
             most = resident_bytes()?.max(most);
+            let tasks = world.counters(0)?.tasks;
+            assert!(tasks <= 3 * 64, "{tasks} requests wait here");
             if first.is_none() && SERVED.load(Ordering::SeqCst) > all / 5 {
                 first = Some(most);
             }
@@ -382,6 +384,7 @@ pub const CASES: &[Case] = &[
     Case {
         ranks: &[4],
         limit: 120,
+        env: &[("RANKGRAD_WINDOW_REQUESTS", "64")],
         ..Case::new("field::a_flood_leaves_the_memory_of_its_receiver_flat", flood)
     },
     Case {
