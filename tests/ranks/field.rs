@@ -280,7 +280,7 @@ fn data_parallel() -> Outcome {
     let own = ctx.local_gradient(&v)?.ok_or("a gradient")?.to_dense()?;
     let own = Tensor::from_data(own).to_vec::<f64>()?;
     assert_eq!(own, [2.0 * (1.0 + me), -3.0 * me]);
-    let mut sum = vec![0.0; 2];
+    let mut sum = [0.0; 2];
     world.mpi(|| all.all_reduce_into(&own[..], &mut sum[..], SystemOperation::sum()));
     let mean: Vec<f64> = sum.iter().map(|s| s / size).collect();
     Optimizer::new(Sgd::new(1.0), vec![v.clone()])?.step_one(0, dense(&mean))?;

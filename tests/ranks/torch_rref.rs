@@ -182,6 +182,7 @@ impl AsNumber for RRef<Counter> {
 }
 
 /// Owners can be compared and are keys; so can references; what they print names value, type and owner.
+#[allow(clippy::mutable_key_type, reason = "keys are ids, which never change")]
 fn identity(world: &World) -> Result<()> {
     let (a, b) = (
         world.remote(world.owner(1), number, (1,))?,
