@@ -220,14 +220,22 @@ impl Caller {
 }
 
 impl Call {
-    pub(crate) fn wait(&self) -> Result<Reply> {
-        let waiting = Waiting {
+    fn waiting(&self) -> Waiting<'_> {
+        Waiting {
             request: self.request,
             to: self.to,
             operation: &self.operation,
             limit: self.limit,
-        };
-        self.runtime.wait(&self.slot, &waiting)
+        }
+    }
+
+    pub(crate) fn wait(&self) -> Result<Reply> {
+        self.runtime.wait(&self.slot, &self.waiting())
+    }
+
+    /// Waits until the answer is there, and leaves it; or until `stop`.
+    pub(crate) fn wait_unless(&self, stop: &dyn Fn() -> bool) -> Result<()> {
+        self.runtime.wait_unless(&self.slot, &self.waiting(), stop)
     }
 
     /// The payload of an answer, or the owner's error with its rank.

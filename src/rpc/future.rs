@@ -6,8 +6,8 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 
 use super::calls::Call;
-use crate::runtime::{Limit, Permission, Reply, Runtime, Slot, lock};
-use crate::{ErrorKind, Result};
+use crate::runtime::{Alarm, Limit, Permission, Reply, Runtime, Slot, lock};
+use crate::{Error, ErrorKind, Result};
 
 /// The result of a call, now or later.
 ///
@@ -36,6 +36,31 @@ enum Source<T> {
 struct Cell<T> {
     value: Mutex<Option<Result<T>>>,
     ready: Arc<Slot>,
+}
+
+impl<T> Cell<T> {
+    fn wait_unless(&self, runtime: &Arc<Runtime>, limit: Option<Duration>, stop: &dyn Fn() -> bool) -> Result<()> {
+        let deadline = limit.and_then(|l| std::time::Instant::now().checked_add(l));
+        self.ready.wait_here();
+        if runtime.wait_until(&|| self.ready.is_done() || stop(), Permission::Nothing, deadline)? {
+            return Ok(());
+        }
+        Err(ErrorKind::Timeout {
+            operation: "a future's callback".into(),
+            rank: runtime.rank(),
+            seconds: limit.unwrap_or_default().as_secs_f64(),
+            status: "it has not run to its end".into(),
+        }
+        .into())
+    }
+
+    fn take(&self) -> Result<T> {
+        lock(&self.value).take().unwrap_or_else(|| Err(panicked()))
+    }
+}
+
+fn panicked() -> Error {
+    Error::user("the future's callback panicked")
 }
 
 impl<T: DeserializeOwned> Future<T> {
@@ -70,23 +95,25 @@ impl<T> Future<T> {
                 decode(reply, &call)
             }
             Source::Chained { runtime, cell, limit } => {
-                let deadline = limit.and_then(|l| std::time::Instant::now().checked_add(l));
-                cell.ready.wait_here();
-                if !runtime.wait_until(&|| cell.ready.is_done(), Permission::Nothing, deadline)? {
-                    let seconds = limit.unwrap_or_default().as_secs_f64();
-                    let (operation, status) = ("a future's callback".into(), "it has not run to its end".into());
-                    return Err(ErrorKind::Timeout {
-                        operation,
-                        rank: runtime.rank(),
-                        seconds,
-                        status,
-                    }
-                    .into());
-                }
-                lock(&cell.value)
-                    .take()
-                    .unwrap_or_else(|| Err(crate::Error::user("the future's callback panicked")))
+                cell.wait_unless(&runtime, limit, &|| false)?;
+                cell.take()
             }
+        }
+    }
+
+    /// Waits until the result is there, and leaves it; or until `stop`.
+    fn wait_unless(&self, stop: &dyn Fn() -> bool) -> Result<()> {
+        match &self.source {
+            Source::Call { call, .. } => call.wait_unless(stop),
+            Source::Chained { runtime, cell, limit } => cell.wait_unless(runtime, *limit, stop),
+        }
+    }
+
+    /// The alarm is to ring if the result is an error.
+    fn ring_on_error(&self, alarm: &Arc<Alarm>) {
+        match &self.source {
+            Source::Call { call, .. } => call.slot.ring_on_error(alarm),
+            Source::Chained { cell, .. } => cell.ready.ring_on_error(alarm),
         }
     }
 
@@ -123,18 +150,19 @@ impl<T: Send + 'static> Future<T> {
         });
         let target = Arc::clone(&cell);
         let finish = move |result: Result<T>| {
-            let ready = Arc::clone(&target.ready);
             // Filled also when `f` panics, so that nobody waits for ever.
-            struct Done(Arc<Slot>);
+            struct Done(Arc<Slot>, Reply);
             impl Drop for Done {
                 fn drop(&mut self) {
-                    if let Some((callback, reply)) = self.0.complete(Ok(Default::default())) {
+                    let reply = std::mem::replace(&mut self.1, Err(panicked()));
+                    if let Some((callback, reply)) = self.0.complete(reply) {
                         callback(reply);
                     }
                 }
             }
-            let _done = Done(ready);
+            let mut done = Done(Arc::clone(&target.ready), Err(panicked()));
             let value = f(result);
+            done.1 = value.as_ref().map(|_| Default::default()).map_err(Clone::clone);
             *lock(&target.value) = Some(value);
         };
         match self.source {
@@ -158,8 +186,7 @@ impl<T: Send + 'static> Future<T> {
                 let run = Arc::clone(&runtime);
                 let at_once = ready.on_complete(Box::new(move |_| {
                     run.callback(move || {
-                        let value = lock(&source.value).take();
-                        finish(value.unwrap_or_else(|| Err(crate::Error::user("the future's callback panicked"))));
+                        finish(source.take());
                     });
                 }));
                 if let Some((callback, reply)) = at_once {
@@ -177,10 +204,14 @@ impl<T: Send + 'static> Future<T> {
     }
 }
 
-/// Waits for several results; the first error ends the wait. Blocks.
+/// Waits for several results, in any order; the first error that comes ends the wait, also while others are still on their way. Blocks.
 ///
 /// # Errors
-/// The first error in the order of the list.
+/// The first error to come; of several that are there, the first in the list.
 pub fn wait_all<T>(futures: impl IntoIterator<Item = Future<T>>) -> Result<Vec<T>> {
-    futures.into_iter().map(Future::wait).collect()
+    let alarm = Alarm::new();
+    let futures: Vec<_> = futures.into_iter().inspect(|f| f.ring_on_error(&alarm)).collect();
+    futures.iter().try_for_each(|f| f.wait_unless(&|| alarm.has_rung()))?;
+    // All are done, or one that is has failed.
+    futures.into_iter().filter(Future::is_done).map(Future::wait).collect()
 }

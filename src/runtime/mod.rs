@@ -30,7 +30,7 @@ use crate::{Error, ErrorKind, Result};
 
 pub(crate) use pool::Pool;
 pub(crate) use progress::Permission;
-pub(crate) use slot::{Reply, Slot};
+pub(crate) use slot::{Alarm, Reply, Slot};
 
 /// A value as the reference table holds it; the rooms above know what it is.
 pub(crate) type Value = Arc<dyn Any + Send + Sync>;

@@ -126,6 +126,17 @@ impl Runtime {
 
     /// Waits for the answer to a request. Without a limit, the time since the receiver last said that it has the request counts.
     pub(crate) fn wait(self: &Arc<Self>, slot: &Slot, what: &Waiting<'_>) -> Result<Reply> {
+        self.wait_unless(slot, what, &|| false)?;
+        slot.take().ok_or_else(|| {
+            ErrorKind::ShutDown {
+                operation: what.operation.into(),
+            }
+            .into()
+        })
+    }
+
+    /// As [`wait`](Self::wait), but leaves the answer where it is, and returns without it when `stop` says so.
+    pub(crate) fn wait_unless(self: &Arc<Self>, slot: &Slot, what: &Waiting<'_>, stop: &dyn Fn() -> bool) -> Result<()> {
         let start = Instant::now();
         slot.wait_here();
         let mut asked: Option<Instant> = None;
@@ -137,13 +148,8 @@ impl Runtime {
         loop {
             let ask = asked.unwrap_or(start).max(heard()) + self.ask_after();
             let until = end().map_or(ask, |e| e.min(ask));
-            if self.wait_until(&|| slot.is_done(), Permission::Nothing, Some(until))? {
-                return slot.take().ok_or_else(|| {
-                    ErrorKind::ShutDown {
-                        operation: what.operation.into(),
-                    }
-                    .into()
-                });
+            if self.wait_until(&|| slot.is_done() || stop(), Permission::Nothing, Some(until))? {
+                return Ok(());
             }
             let now = Instant::now();
             let status = slot.status();

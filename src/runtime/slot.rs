@@ -14,10 +14,37 @@ pub(crate) type Reply = Result<Delivered>;
 
 type Callback = Box<dyn FnOnce(Reply) + Send>;
 
+/// Tells a thread that one of several answers is an error.
+#[derive(Debug)]
+pub(crate) struct Alarm {
+    rung: AtomicBool,
+    thread: Thread,
+}
+
+impl Alarm {
+    /// For the current thread.
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Alarm {
+            rung: AtomicBool::new(false),
+            thread: std::thread::current(),
+        })
+    }
+
+    pub(crate) fn has_rung(&self) -> bool {
+        self.rung.load(Ordering::Acquire)
+    }
+
+    fn ring(&self) {
+        self.rung.store(true, Ordering::Release);
+        self.thread.unpark();
+    }
+}
+
 #[derive(Default)]
 struct State {
     reply: Option<Reply>,
     waiter: Option<Thread>,
+    alarm: Option<Arc<Alarm>>,
     callback: Option<Callback>,
     status: Option<(Status, Instant)>,
     /// When the receiver last said that it has the request.
@@ -54,6 +81,9 @@ impl Slot {
     pub(crate) fn complete(&self, reply: Reply) -> Option<(Callback, Reply)> {
         let mut state = self.state();
         self.done.store(true, Ordering::Release);
+        if let Some(alarm) = state.alarm.take().filter(|_| reply.is_err()) {
+            alarm.ring();
+        }
         if let Some(callback) = state.callback.take() {
             return Some((callback, reply));
         }
@@ -74,6 +104,16 @@ impl Slot {
     /// The current thread is to be woken when the answer comes.
     pub(crate) fn wait_here(&self) {
         self.state().waiter = Some(std::thread::current());
+    }
+
+    /// The alarm is to ring if the answer is an error; at once if it is here already.
+    pub(crate) fn ring_on_error(&self, alarm: &Arc<Alarm>) {
+        let mut state = self.state();
+        if matches!(state.reply, Some(Err(_))) {
+            alarm.ring();
+        } else {
+            state.alarm = Some(Arc::clone(alarm));
+        }
     }
 
     /// Sets a callback; gives it back with the answer if that is here already.

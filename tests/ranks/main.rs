@@ -15,6 +15,7 @@ mod contract;
 mod driver;
 mod errors;
 mod failure;
+mod field;
 mod groups;
 mod in_backward;
 mod launch;
@@ -30,6 +31,11 @@ mod slow;
 mod start;
 mod steps;
 mod stress;
+mod torch_backward;
+mod torch_contexts;
+mod torch_optim;
+mod torch_rpc;
+mod torch_rref;
 mod training;
 
 use std::process::ExitCode;
@@ -56,6 +62,12 @@ const TOPICS: &[&[Case]] = &[
     failure::CASES,
     liveness::CASES,
     stress::CASES,
+    torch_contexts::CASES,
+    torch_backward::CASES,
+    torch_rref::CASES,
+    torch_rpc::CASES,
+    torch_optim::CASES,
+    field::CASES,
 ];
 
 fn main() -> ExitCode {
