@@ -1,4 +1,4 @@
-//! Steps. `cargo bench --bench step [-- --quick]`; launches itself on two ranks.
+//! Calls and steps against raw MPI. `cargo bench --bench step [-- --quick]`; launches itself on two ranks.
 
 #![allow(missing_docs, reason = "a program")]
 
@@ -7,7 +7,10 @@ mod bench;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use bench::{Row, finish, is_quick, quantile, ranks};
+use bench::{Row, Times, finish, is_quick, ranks};
+use mpi::Threading;
+use mpi::topology::SimpleCommunicator;
+use mpi::traits::*;
 use rankgrad::optim::options::Check;
 use rankgrad::optim::{Float, Registration, Rule, StateArray, StateView};
 use rankgrad::prelude::*;
@@ -43,6 +46,36 @@ impl Rule for Busy {
 
 rankgrad::rpc::inventory::submit! { Registration::of::<Busy>() }
 
+remote! {
+    fn nothing(scope: &Scope) -> Result<()> {
+        let _ = scope;
+        Ok(())
+    }
+
+    fn times(scope: &Scope, x: Tensor, w: RRef<Tensor>) -> Result<Tensor> {
+        x.mul(&w.local(scope)?)
+    }
+
+    /// Bytes a second of a plain loop over as much memory as Adam moves: four arrays read, three of them written.
+    fn stream(scope: &Scope, elements: u64, rounds: u32) -> Result<f64> {
+        let _ = scope;
+        let n = elements as usize;
+        let (mut p, g, mut m, mut v) = (vec![1.0f32; n], vec![0.5f32; n], vec![0.0f32; n], vec![0.0f32; n]);
+        let mut best = f64::INFINITY;
+        for _ in 0..rounds {
+            let start = Instant::now();
+            for (((p, &g), m), v) in p.iter_mut().zip(&g).zip(&mut m).zip(&mut v) {
+                *m = *m * 0.5 + g;
+                *v = *v * 0.5 + g;
+                *p += *m + *v;
+            }
+            std::hint::black_box((&mut p, &mut m, &mut v));
+            best = best.min(start.elapsed().as_secs_f64());
+        }
+        Ok(28.0 * n as f64 / best)
+    }
+}
+
 fn main() -> ExitCode {
     if let Some(code) = ranks(2) {
         return code;
@@ -56,47 +89,134 @@ fn main() -> ExitCode {
     }
 }
 
+/// Round trips of so many bytes, by MPI alone.
+fn ping_pong(comm: &SimpleCommunicator, bytes: usize, rounds: usize) -> Times {
+    let (mut buffer, other) = (vec![0u8; bytes], comm.process_at_rank(1 - comm.rank()));
+    let mut times = Times::default();
+    for _ in 0..rounds {
+        let start = Instant::now();
+        if comm.rank() == 0 {
+            other.send(&buffer[..]);
+            other.receive_into(&mut buffer[..]);
+        } else {
+            other.receive_into(&mut buffer[..]);
+            other.send(&buffer[..]);
+        }
+        times.push(start.elapsed());
+    }
+    times
+}
+
 fn run() -> Result<()> {
-    let world = World::init()?;
-    let rows = world.lead(|world| answers_during_a_step(world, if is_quick() { 0.5 } else { 2.0 }))?;
+    let (universe, _) = mpi::initialize_with_threading(Threading::Multiple).ok_or_else(|| Error::user("MPI is up already"))?;
+    let comm = universe.world();
+    let n = if is_quick() { 2_000 } else { 20_000 };
+    ping_pong(&comm, 8, n);
+    let mut floors = [ping_pong(&comm, 8, n), ping_pong(&comm, 40, n)];
+    let world = World::builder().communicator(&comm).start()?;
+    let rows = world.lead(|world| {
+        let [small, frame] = &mut floors;
+        let mut rows = latencies(world, n, small, frame)?;
+        rows.extend(large(world)?);
+        rows.extend(answers_during_a_step(world, if is_quick() { 0.5 } else { 2.0 })?);
+        Ok(rows)
+    })?;
     if let Some(rows) = rows {
         finish("step", &rows).map_err(|e| Error::user(format!("bench/step.json: {e}")))?;
     }
     world.finish()
 }
 
+fn vector(n: usize, x: f32) -> Result<Tensor> {
+    Tensor::from_vec(vec![x; n], [n])
+}
+
+/// Round trips of calls, steps and whole iterations on small tensors, against ping-pongs of 8 and of 40 bytes.
+fn latencies(world: &World, n: usize, small: &mut Times, frame: &mut Times) -> Result<Vec<Row>> {
+    let far = world.owner(1);
+    let mut rows = Vec::new();
+    let mut time = |name: &str, n: usize, floor: &mut Times, f: &mut dyn FnMut() -> Result<()>| -> Result<()> {
+        let mut times = Times::default();
+        for round in 0..n + n / 10 {
+            let start = Instant::now();
+            f()?;
+            if round >= n / 10 {
+                times.push(start.elapsed());
+            }
+        }
+        rows.extend(times.rows(name, floor));
+        Ok(())
+    };
+    time("call_empty", n, frame, &mut || world.call(far, nothing, ()))?;
+    let p = world.put(far, vector(1, 1.0)?)?;
+    let optimizer = DistributedOptimizer::new(world, Adam::new(1e-3), [&p])?;
+    let ctx = world.context()?;
+    ctx.accumulate(&p, Gradient::Dense(vector(1, 0.5)?.data()))?;
+    time("step_scalar_adam", n, small, &mut || optimizer.step(&ctx).map(drop))?;
+    let many: Vec<RRef<Tensor>> = (0..1_000).map(|_| world.put(far, vector(10, 1.0)?)).collect::<Result<_>>()?;
+    let of_many = DistributedOptimizer::new(world, Adam::new(1e-3), &many)?;
+    let ctx = world.context()?;
+    for p in &many {
+        ctx.accumulate(p, Gradient::Dense(vector(10, 0.5)?.data()))?;
+    }
+    time("step_1000x10_adam", n / 20, small, &mut || of_many.step(&ctx).map(drop))?;
+    let x = vector(1, 1.0)?;
+    for (name, mode) in [("iteration_exact", Mode::Exact), ("iteration_fast", Mode::Fast)] {
+        time(name, n / 4, small, &mut || {
+            let ctx = world.context()?;
+            let y = ctx.call(far, times, (&x, &p))?.sum()?;
+            let options = BackwardOptions {
+                mode,
+                ..BackwardOptions::default()
+            };
+            ctx.backward_with(&[y], options)?;
+            optimizer.step(&ctx)?;
+            ctx.release()
+        })?;
+    }
+    Ok(rows)
+}
+
+/// Bytes a second of a step over 4 x 1,000,000 elements, against a plain loop on the same rank.
+fn large(world: &World) -> Result<Vec<Row>> {
+    let far = world.owner(1);
+    let parameters: Vec<RRef<Tensor>> = (0..4).map(|_| world.put(far, vector(1_000_000, 1.0)?)).collect::<Result<_>>()?;
+    let optimizer = DistributedOptimizer::new(world, Adam::new(1e-3), &parameters)?;
+    let ctx = world.context()?;
+    for p in &parameters {
+        ctx.accumulate(p, Gradient::Dense(vector(1_000_000, 0.5)?.data()))?;
+    }
+    let rounds = if is_quick() { 10 } else { 100 };
+    let mut best = f64::INFINITY;
+    for _ in 0..rounds {
+        let report = optimizer.step(&ctx)?;
+        best = best.min(report.owners[0].seconds);
+    }
+    let floor = world.call(far, stream, (4_000_000u64, rounds))?;
+    Ok(vec![Row::new("step_4x1000000_adam", 28.0 * 4e6 / best / 1e9, "GB/s", floor / 1e9)])
+}
+
 /// How long fetches from an owner take while it steps, and while it doesn't.
 fn answers_during_a_step(world: &World, seconds: f64) -> Result<Vec<Row>> {
     let far = world.owner(1);
-    let vector = |n: usize| Tensor::from_vec(vec![1.0f32; n], [n]);
-    let (stepped, other) = (world.put(far, vector(1 << 16)?)?, world.put(far, vector(16)?)?);
+    let (stepped, other) = (world.put(far, vector(1 << 16, 1.0)?)?, world.put(far, vector(16, 1.0)?)?);
     let optimizer = DistributedOptimizer::new(world, Busy { seconds }, [&stepped])?;
     let ctx = world.context()?;
-    ctx.accumulate(&stepped, Gradient::Dense(vector(1 << 16)?.data()))?;
+    ctx.accumulate(&stepped, Gradient::Dense(vector(1 << 16, 1.0)?.data()))?;
     let fetch = || -> Result<Duration> {
         let start = Instant::now();
         other.fetch()?;
         Ok(start.elapsed())
     };
-    let mut quiet = Vec::new();
+    let (mut quiet, mut during) = (Times::default(), Times::default());
     let end = Instant::now() + Duration::from_secs_f64(seconds);
     while Instant::now() < end {
         quiet.push(fetch()?);
     }
     let step = optimizer.step_async(&ctx, &StepOptions::new())?;
-    let mut during = Vec::new();
     while !step.is_done() {
         during.push(fetch()?);
     }
     step.wait()?;
-    let mut row = |what: &str, share: f64| {
-        let (value, floor) = (quantile(&mut during, share), quantile(&mut quiet, share));
-        Row::new(
-            format!("fetch of 64 bytes during a step of {seconds} s, {what}"),
-            value,
-            "us",
-            floor,
-        )
-    };
-    Ok(vec![row("p50", 0.5), row("p99", 0.99), row("p99.9", 0.999)])
+    Ok(during.rows(&format!("fetch_during_a_step_of_{seconds}_s"), &mut quiet))
 }

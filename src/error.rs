@@ -29,9 +29,20 @@ impl Error {
     /// The innermost cause: the error itself, or what the rank that failed said.
     pub fn root(&self) -> &ErrorKind {
         match self.kind() {
-            ErrorKind::Remote { source, .. } | ErrorKind::Creation { source, .. } | ErrorKind::Backward { source, .. } => source.root(),
+            ErrorKind::Remote { source, .. }
+            | ErrorKind::Creation { source, .. }
+            | ErrorKind::Backward { source, .. }
+            | ErrorKind::InBackward { source, .. } => source.root(),
             kind => kind,
         }
+    }
+
+    /// The same, with the leaves that were updated before, if it is about an optimizer in backward.
+    pub(crate) fn after_updates(mut self, leaves: &[String]) -> Self {
+        if let ErrorKind::InBackward { updated, .. } = &mut *self.0 {
+            *updated = leaves.to_vec();
+        }
+        self
     }
 
     /// An error of the host program or of a user's function, by its text.
@@ -273,6 +284,18 @@ pub enum ErrorKind {
         first: usize,
         /// Place of the second.
         second: usize,
+    },
+    /// An update inside a backward failed. Leaves that became complete later weren't updated on that rank.
+    #[error("{optimizer} in backward: {parameter}: {source}; updated in this backward on the same rank: {updated:?}")]
+    InBackward {
+        /// The optimizer.
+        optimizer: String,
+        /// The parameter: its place in the list that the optimizer was attached with, and its name if it has one.
+        parameter: String,
+        /// The leaves of that rank that this backward had updated, by name or number, in order.
+        updated: Vec<String>,
+        /// Why.
+        source: Error,
     },
     /// Building or stepping failed on some owners.
     #[error("{operation}: {} of {owners} owners failed: {}; updated: {updated:?}{}", failures.len(), failures.iter().map(|f| format!("rank {}: {}", f.rank, f.error)).collect::<Vec<_>>().join("; "), if in_doubt.is_empty() { String::new() } else { format!("; no answer, so perhaps updated too: {in_doubt:?}") })]

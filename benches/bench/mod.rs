@@ -70,11 +70,42 @@ pub fn is_quick() -> bool {
     std::env::args().any(|a| a == "--quick")
 }
 
-/// The value below which a share of the times lies, in microseconds.
-pub fn quantile(times: &mut [Duration], share: f64) -> f64 {
-    times.sort_unstable();
-    let at = ((times.len() as f64 * share) as usize).min(times.len() - 1);
-    times[at].as_secs_f64() * 1e6
+/// How long something took, many times.
+#[derive(Debug, Default)]
+pub struct Times(Vec<Duration>);
+
+impl Times {
+    /// Once more.
+    pub fn push(&mut self, time: Duration) {
+        self.0.push(time);
+    }
+
+    /// The time below which a share of them lies, in microseconds.
+    pub fn quantile(&mut self, share: f64) -> f64 {
+        self.0.sort_unstable();
+        let at = ((self.0.len() as f64 * share) as usize).min(self.0.len() - 1);
+        self.0[at].as_secs_f64() * 1e6
+    }
+
+    /// The mean, in microseconds.
+    pub fn mean(&self) -> f64 {
+        self.0.iter().sum::<Duration>().as_secs_f64() * 1e6 / self.0.len() as f64
+    }
+
+    /// Rows of the median under the plain name, of p99, p99.9 and the mean.
+    pub fn rows(&mut self, name: &str, floor: &mut Times) -> Vec<Row> {
+        let mut rows = vec![Row::new(name, self.quantile(0.5), "us", floor.quantile(0.5))];
+        for (suffix, share) in [("p99", 0.99), ("p999", 0.999)] {
+            rows.push(Row::new(
+                format!("{name}_{suffix}"),
+                self.quantile(share),
+                "us",
+                floor.quantile(share),
+            ));
+        }
+        rows.push(Row::new(format!("{name}_mean"), self.mean(), "us", floor.mean()));
+        rows
+    }
 }
 
 /// Prints the rows, and writes `bench/NAME.json`.

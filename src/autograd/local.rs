@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::engine::{Backward, LeafSink};
+use super::hooks::LeafHooks;
 use crate::tensor::graph::{Edge, Key};
 use crate::tensor::{Gradient, Leaf, Tensor};
 use crate::{ErrorKind, Result};
@@ -17,7 +18,8 @@ use crate::{ErrorKind, Result};
 /// [`ErrorKind::RootNotScalar`], then [`ErrorKind::RootIsLeaf`]. [`ErrorKind::GraphFreed`] when an earlier backward freed
 /// a part of the graph, [`ErrorKind::Argument`] when it leads to values received from another rank (use the context's
 /// backward); in these cases no gradient was accumulated. Errors of a [`Function`](super::Function) or of a hook end it
-/// midway: leaves that were complete keep their gradients.
+/// midway: leaves that were complete keep their gradients, and updates that hooks made. [`ErrorKind::InBackward`] when an
+/// [optimizer in backward](crate::optim::in_backward) fails.
 ///
 /// ```
 /// use rankgrad::{autograd::backward, tensor::Tensor};
@@ -43,7 +45,7 @@ pub fn backward(roots: &[Tensor], retain_graph: bool) -> Result<()> {
         .into());
     }
     backward.give(&key, &edges, roots.iter().map(|root| Some(one_like(root))).collect())?;
-    backward.run(&mut Accumulate)?;
+    backward.run(&mut Accumulate::default())?;
     Ok(())
 }
 
@@ -79,12 +81,12 @@ pub(crate) fn check_roots(roots: &[Tensor]) -> Result<()> {
 }
 
 /// Gathers gradients in the leaves themselves.
-struct Accumulate;
+#[derive(Default)]
+struct Accumulate(LeafHooks);
 
 impl LeafSink for Accumulate {
     fn complete(&mut self, leaf: &Arc<Leaf>, gradient: Gradient) -> Result<()> {
-        leaf.accumulate_grad(gradient)?;
-        leaf.run_post_accumulate_hooks()
+        leaf.complete_grad(gradient, |slot| self.0.run(leaf, slot))
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod engine;
 pub mod function;
+mod hooks;
 mod local;
 #[cfg(test)]
 mod tests;
@@ -14,6 +15,7 @@ pub use crate::tensor::graph::no_grad;
 pub(crate) use crate::tensor::graph::{Edge, Key, Node, frame, grad_enabled};
 pub(crate) use engine::{Backward, LeafSink};
 pub use function::Function;
+pub(crate) use hooks::LeafHooks;
 pub use local::backward;
 pub(crate) use local::check_roots;
 

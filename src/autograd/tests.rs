@@ -90,10 +90,10 @@ fn saved_values_are_freed_before_the_leaf_is_told() {
     let weak = x.leaf().unwrap().clone();
     let in_place = Arc::new(Mutex::new(None));
     let seen = in_place.clone();
-    let hook = x.register_post_accumulate_hook(move |tensor| {
+    let hook = x.register_post_accumulate_hook(move |tensor, gradient| {
         let (_, updated) = tensor.leaf().unwrap().update(|_| Ok(()))?;
         *seen.lock().unwrap() = Some(updated.in_place);
-        assert!(tensor.leaf().unwrap().take_grad().is_some());
+        assert!(gradient.take().is_some());
         Ok(())
     });
     (&x * &x).unwrap().sum().unwrap().backward().unwrap();
@@ -140,7 +140,7 @@ fn a_hook_must_keep_dtype_and_shape() {
     let error = x.sum().unwrap().backward().unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Shape { .. }), "{error}");
     let y = leaf(&[1.0]);
-    let _ = y.register_post_accumulate_hook(|_| Err(crate::Error::user("no"))).unwrap();
+    let _ = y.register_post_accumulate_hook(|_, _| Err(crate::Error::user("no"))).unwrap();
     assert_eq!(y.sum().unwrap().backward().unwrap_err().to_string(), "no");
 }
 

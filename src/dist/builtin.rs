@@ -1,43 +1,13 @@
 //! What this library asks of other ranks with its own remote functions.
 
-use serde::{Deserialize, Serialize};
-
 use super::Counters;
+use super::sent::SentGradient;
 use super::tables::Tables;
 use crate::protocol::ContextId;
 use crate::rpc::{Calls, Scope, stored};
 use crate::rref::RRef;
-use crate::tensor::{Gradient, RowSparse, Tensor};
+use crate::tensor::Tensor;
 use crate::{Error, ErrorKind, Result};
-
-/// A gradient as an argument or a result.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) enum SentGradient {
-    Dense(Tensor),
-    Sparse { rows: Tensor, values: Tensor, shape: Vec<usize> },
-}
-
-impl From<Gradient> for SentGradient {
-    fn from(gradient: Gradient) -> Self {
-        match gradient {
-            Gradient::Dense(data) => SentGradient::Dense(Tensor::from_data(data)),
-            Gradient::Sparse(sparse) => SentGradient::Sparse {
-                rows: Tensor::from_array(ndarray::Array1::from_vec(sparse.rows)),
-                values: Tensor::from_data(sparse.values),
-                shape: sparse.shape,
-            },
-        }
-    }
-}
-
-impl SentGradient {
-    pub(super) fn into_gradient(self) -> Result<Gradient> {
-        Ok(match self {
-            SentGradient::Dense(tensor) => Gradient::Dense(tensor.data()),
-            SentGradient::Sparse { rows, values, shape } => Gradient::Sparse(RowSparse::new(rows.to_vec::<i64>()?, values.data(), shape)?),
-        })
-    }
-}
 
 /// The leaf that a reference names.
 pub(super) fn parameter(scope: &Scope, what: &str, rref: &RRef<Tensor>) -> Result<Tensor> {

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use super::builtin::{SentGradient, accumulate_gradient, gradient_of};
+use super::builtin::{accumulate_gradient, gradient_of};
 use super::parameters::ParameterCalls;
+use super::sent::SentGradient;
 use super::tables::Tables;
 use crate::autograd::check_roots;
 use crate::protocol::{ContextId, Gate, Manner, Mode, Turn};
@@ -84,7 +85,9 @@ impl Context {
     /// # Errors
     /// - [`ErrorKind::NoRoots`], [`ErrorKind::RootWithoutGradient`], [`ErrorKind::RootNotScalar`], [`ErrorKind::RootIsLeaf`], before anything is sent.
     /// - [`ErrorKind::BackwardInFlight`]: wait for the other backward of this context.
-    /// - [`ErrorKind::Backward`]: some rank failed; it is named, and no gradient was changed anywhere.
+    /// - [`ErrorKind::Backward`]: some rank failed; it is named, and no gradient was changed anywhere, except of leaves whose
+    ///   [hook](Tensor::register_post_accumulate_hook) took it: those that were complete before have been updated.
+    /// - [`ErrorKind::InBackward`] within that: an [optimizer in backward](crate::optim::in_backward) failed.
     /// - [`ErrorKind::GraphFreed`] within that: an earlier backward freed the graph; pass `retain_graph` to that one.
     pub fn backward<T: Borrow<Tensor>>(&self, roots: &[T]) -> Result<()> {
         self.backward_with(roots, BackwardOptions::default())

@@ -4,15 +4,18 @@ mod builtin;
 mod context;
 mod counters;
 mod executor;
+mod in_backward;
 mod lbfgs;
 mod optimizer;
 mod parameters;
+mod sent;
 mod tables;
 
 pub(crate) use builtin::rank_counters;
 pub use context::{BackwardOptions, Context};
 pub use counters::Counters;
 pub(crate) use executor::Ranks;
+pub use in_backward::DistributedInBackward;
 pub use lbfgs::DistributedLbfgs;
 pub use optimizer::{
     DistributedOptimizer, NotFinite, OwnerReport, ParamGroup, ParameterRef, StepFuture, StepOptions, StepReport, StepSummary,

@@ -121,22 +121,26 @@ pub(super) fn scaled(gradient: &Gradient, factor: f64) -> Gradient {
     })
 }
 
-/// The gradient with each element between `-max` and `max`; NaN stays.
-pub(super) fn clamped(gradient: &Gradient, max: f64) -> Gradient {
-    fn map<T: Float>(array: &ArcArray<T, IxDyn>, max: f64) -> Data {
+/// The gradient with each element between `-max` and `max`; NaN stays. In place if nobody else holds it.
+pub(super) fn clamped(mut gradient: Gradient, max: f64) -> Gradient {
+    fn clamp<T: Float>(array: &mut ArcArray<T, IxDyn>, max: f64) {
         let max = T::of(max);
-        let bounded = |x| match x {
+        array.mapv_inplace(|x| match x {
             x if x > max => max,
             x if x < -max => -max,
             x => x,
-        };
-        T::wrap(array.mapv(bounded).into_shared())
+        });
     }
-    mapped(gradient, |data| match data {
-        Data::F32(array) => map(array, max),
-        Data::F64(array) => map(array, max),
-        other => other.clone(),
-    })
+    let values = match &mut gradient {
+        Gradient::Dense(data) => data,
+        Gradient::Sparse(sparse) => &mut sparse.values,
+    };
+    match values {
+        Data::F32(array) => clamp(array, max),
+        Data::F64(array) => clamp(array, max),
+        _ => {}
+    }
+    gradient
 }
 
 fn mapped(gradient: &Gradient, f: impl Fn(&Data) -> Data) -> Gradient {
@@ -186,8 +190,8 @@ mod tests {
         assert_eq!(Clip::coefficient(1.0, 0.5), 1.0);
         assert_eq!(Clip::coefficient(1.0, 4.0), 1.0 / (4.0 + 1e-6));
         assert!(Clip::coefficient(1.0, f64::NAN).is_nan());
-        assert_eq!(elements(&clamped(&dense(&[-3.0, 0.5, 9.0]), 1.0)), [-1.0, 0.5, 1.0]);
-        assert!(elements(&clamped(&dense(&[f64::NAN]), 1.0))[0].is_nan());
+        assert_eq!(elements(&clamped(dense(&[-3.0, 0.5, 9.0]), 1.0)), [-1.0, 0.5, 1.0]);
+        assert!(elements(&clamped(dense(&[f64::NAN]), 1.0))[0].is_nan());
         assert_eq!(elements(&scaled(&dense(&[2.0]), 0.25)), [0.5]);
         assert!(is_finite(&dense(&[1.0])) && !is_finite(&dense(&[f64::INFINITY])));
     }

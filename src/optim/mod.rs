@@ -13,6 +13,7 @@ pub mod arithmetic;
 mod clip;
 mod erased;
 mod float;
+pub mod in_backward;
 mod lbfgs;
 mod optimizer;
 pub mod options;
@@ -26,6 +27,7 @@ mod table;
 
 pub use clip::{Clip, Norm};
 pub use float::Float;
+pub use in_backward::{InBackward, InBackwardOptimizers, optimizer_in_backward, optimizers_in_backward};
 pub(crate) use lbfgs::{Ask, Direction, Driver, Gathered, Part, Slope, Vectors, add};
 pub use lbfgs::{Lbfgs, LbfgsOptimizer, LbfgsReport, LbfgsStop, LineSearch};
 pub use optimizer::{Checked, Optimizer, ParameterReport};

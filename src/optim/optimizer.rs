@@ -61,7 +61,8 @@ impl Checked {
 
     /// Brings all elements between `-max` and `max`. The norms stay those before.
     pub fn clamp(&mut self, max: f64) {
-        self.gradients.iter_mut().flatten().for_each(|g| *g = clamped(g, max));
+        let clamped = |g: Option<Gradient>| g.map(|g| clamped(g, max));
+        self.gradients = std::mem::take(&mut self.gradients).into_iter().map(clamped).collect();
     }
 }
 
@@ -128,6 +129,30 @@ impl Optimizer {
         };
         optimizer.add_group_at(spec, parameters, places)?;
         Ok(optimizer)
+    }
+
+    /// An optimizer of one parameter that goes on from a state; neither is checked. [`Optimizer::into_state`] is the way back.
+    pub(super) fn resume(spec: OptimizerSpec, tensor: Tensor, leaf: Arc<Leaf>, state: Option<ParameterState>) -> Self {
+        let (dtype, shape) = (tensor.dtype(), tensor.shape());
+        let parameter = Parameter {
+            place: 0,
+            tensor,
+            leaf,
+            dtype,
+            shape,
+            group: 0,
+            state,
+            prepared: false,
+        };
+        Self {
+            groups: vec![spec],
+            parameters: vec![parameter],
+        }
+    }
+
+    /// The state of its only parameter.
+    pub(super) fn into_state(mut self) -> Option<ParameterState> {
+        self.parameters.pop().and_then(|p| p.state)
     }
 
     /// Adds parameters with options of their own; returns the group's place. Any rule does, also another one.

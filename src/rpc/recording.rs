@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::autograd::{self, Edge, Key, LeafSink};
+use crate::autograd::{self, Edge, Key, LeafHooks, LeafSink};
 use crate::protocol::{ContextId, CrossingId, Input, Output};
 use crate::runtime::lock;
 use crate::tensor::{Gradient, Leaf, Tensor};
@@ -57,10 +57,16 @@ struct Engine {
     backward: Option<autograd::Backward>,
     /// Gradients of this backward, apart from the context's until it succeeded.
     apart: Gradients,
+    /// What hooks left of the sum of the context's gradients and those of this backward. It replaces the context's.
+    left: Gradients,
+    /// The hooks of this backward so far.
+    hooks: LeafHooks,
     /// Crossings that `Fast` expects a gradient for.
     expected: BTreeMap<CrossingId, String>,
     /// Crossings that got their gradients.
     given: Vec<CrossingId>,
+    /// Whether the context was released.
+    released: bool,
 }
 
 /// The part of a context that lives on this rank.
@@ -115,7 +121,11 @@ impl Recording {
     /// Lets go of the graph: hooks in it may hold this recording.
     pub(crate) fn clear(&self) {
         let sent = std::mem::take(&mut *lock(&self.sent));
-        let engine = std::mem::take(&mut *lock(&self.engine));
+        let released = Engine {
+            released: true,
+            ..Engine::default()
+        };
+        let engine = std::mem::replace(&mut *lock(&self.engine), released);
         drop((sent, engine));
     }
 
@@ -136,13 +146,19 @@ impl Recording {
         lock(&self.engine).roots = roots;
     }
 
-    /// Does what a backward asks of this rank.
+    /// Does what a backward asks of this rank. Not twice at a time.
     pub(crate) fn work(&self, retain_graph: bool, inputs: Vec<Input<Payload>>) -> Output<Payload> {
         let mut output = Output::default();
-        let mut engine = lock(&self.engine);
+        // Not under the lock: adjoints and hooks are user code, and may wait for what releases this context.
+        let mut engine = std::mem::take(&mut *lock(&self.engine));
         if let Err(error) = self.try_work(&mut engine, retain_graph, inputs, &mut output) {
             output.error = Some(error);
         }
+        let mut kept = lock(&self.engine);
+        if !kept.released {
+            std::mem::swap(&mut *kept, &mut engine);
+        }
+        drop(kept);
         output
     }
 
@@ -151,8 +167,11 @@ impl Recording {
             roots,
             backward,
             apart,
+            left,
+            hooks,
             expected,
             given,
+            ..
         } = engine;
         let mut flows = false;
         for input in inputs {
@@ -203,6 +222,8 @@ impl Recording {
                     for (_, (leaf, gradient)) in apart.drain() {
                         add(&mut gradients, leaf, gradient)?;
                     }
+                    gradients.extend(left.drain());
+                    *hooks = LeafHooks::default();
                     roots.clear();
                     expected.clear();
                     let used = std::mem::take(given);
@@ -215,6 +236,15 @@ impl Recording {
                 }
                 Input::Abort => {
                     apart.clear();
+                    left.clear();
+                    let updated = std::mem::take(hooks);
+                    if !updated.updated().is_empty() {
+                        log::warn!(
+                            "context {}: the backward failed after hooks had updated these leaves of this rank: {}",
+                            self.id,
+                            updated.updated().join(", ")
+                        );
+                    }
                     given.clear();
                     roots.clear();
                     output.unreached.extend(std::mem::take(expected).into_values());
@@ -225,7 +255,13 @@ impl Recording {
             output.reached.extend(reached.into_iter().map(CrossingId::from_bits));
         }
         if flows && let Some(running) = backward {
-            for (id, gradients) in running.run(&mut Apart(apart))? {
+            let mut sink = Apart {
+                gathered: &self.gradients,
+                apart,
+                left,
+                hooks,
+            };
+            for (id, gradients) in running.run(&mut sink)? {
                 output.gradients.push((CrossingId::from_bits(id), encode_gradients(gradients)?));
             }
         }
@@ -262,10 +298,38 @@ fn add(gradients: &mut Gradients, leaf: Arc<Leaf>, gradient: Gradient) -> Result
     }
 }
 
-struct Apart<'a>(&'a mut Gradients);
+/// Keeps gradients apart; where a leaf has hooks they run on the sum with what the context holds, as it will be after this backward.
+struct Apart<'a> {
+    gathered: &'a Mutex<Gradients>,
+    apart: &'a mut Gradients,
+    left: &'a mut Gradients,
+    hooks: &'a mut LeafHooks,
+}
 
 impl LeafSink for Apart<'_> {
     fn complete(&mut self, leaf: &Arc<Leaf>, gradient: Gradient) -> Result<()> {
-        add(self.0, Arc::clone(leaf), gradient)
+        if !leaf.has_post_accumulate_hooks() {
+            return add(self.apart, Arc::clone(leaf), gradient);
+        }
+        let held = lock(self.gathered).get(&leaf.id()).map(|held| held.1.clone());
+        let mut slot = Some(match held {
+            Some(mut sum) => {
+                sum.accumulate(gradient)?;
+                sum
+            }
+            None => gradient,
+        });
+        self.hooks.run(leaf, &mut slot)?;
+        match slot {
+            Some(gradient) => {
+                self.left.insert(leaf.id(), (Arc::clone(leaf), gradient));
+            }
+            // What a hook took was used; if the backward fails it must not be used again.
+            None => {
+                let used = lock(self.gathered).remove(&leaf.id());
+                drop(used);
+            }
+        }
+        Ok(())
     }
 }

@@ -371,12 +371,37 @@ impl Tensor {
         }
     }
 
-    /// Registers a hook that runs after a gradient was accumulated into this leaf. It gets the leaf's tensor and may take
-    /// the gradient; the error it returns comes out of `backward`.
+    /// Registers a hook that runs once in each backward that reaches this leaf, when its gradient is complete and was
+    /// accumulated: in a local backward to [`grad`](Tensor::grad), in a distributed one, on the leaf's rank, to the context's gradient.
+    ///
+    /// The hook gets the leaf's tensor and the place of the accumulated gradient (which `grad` doesn't show meanwhile). It
+    /// may read it, change it, or take it: then the leaf has none afterwards. What the graph saved of the leaf's values was
+    /// freed before, unless the graph is retained, so an update here is in place. Hooks run in the order they were
+    /// registered, on the thread that goes back; the error of one ends the backward and comes out of it. A failed
+    /// distributed backward gives back no gradient that a hook took.
+    ///
+    /// ```
+    /// use rankgrad::tensor::Tensor;
+    /// # fn main() -> rankgrad::Result<()> {
+    /// let w = Tensor::from_vec(vec![1.0, 2.0], 2)?.parameter()?;
+    /// let _hook = w.register_post_accumulate_hook(|w, gradient| {
+    ///     let taken = gradient.take().expect("it is complete");
+    ///     println!("{w:?} got {taken:?}");
+    ///     Ok(())
+    /// })?;
+    /// (&w * &w)?.sum()?.backward()?;
+    /// assert!(w.grad().is_none());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::NotALeaf`] if it isn't one.
-    pub fn register_post_accumulate_hook(&self, hook: impl Fn(&Tensor) -> Result<()> + Send + Sync + 'static) -> Result<HookHandle> {
+    /// [`ErrorKind::NotALeaf`] if it isn't one. In the backward: [`ErrorKind::Shape`] or [`ErrorKind::DType`] if the hook left
+    /// a gradient that doesn't fit the leaf.
+    pub fn register_post_accumulate_hook(
+        &self,
+        hook: impl Fn(&Tensor, &mut Option<Gradient>) -> Result<()> + Send + Sync + 'static,
+    ) -> Result<HookHandle> {
         Ok(self
             .must_be_leaf("register_post_accumulate_hook")?
             .register_post_accumulate_hook(hook))

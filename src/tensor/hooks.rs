@@ -9,8 +9,8 @@ use crate::Result;
 /// A hook on the gradient of a tensor; what it returns replaces the gradient.
 pub(crate) type GradientHook = Arc<dyn Fn(&Gradient) -> Option<Gradient> + Send + Sync>;
 
-/// A hook that runs after a gradient was accumulated into a leaf.
-pub(crate) type PostAccumulateHook = Arc<dyn Fn(&Tensor) -> Result<()> + Send + Sync>;
+/// A hook that runs after a gradient was accumulated into a leaf, on the gradient where it was accumulated.
+pub(crate) type PostAccumulateHook = Arc<dyn Fn(&Tensor, &mut Option<Gradient>) -> Result<()> + Send + Sync>;
 
 type List<H> = Arc<Mutex<Vec<(u64, H)>>>;
 
@@ -37,6 +37,13 @@ impl<H: Clone + Send + Sync + 'static> Hooks<H> {
                     .retain(|(other, _)| *other != id);
             }
         }))
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        match self.0.get() {
+            None => true,
+            Some(list) => list.lock().unwrap_or_else(PoisonError::into_inner).is_empty(),
+        }
     }
 
     /// The hooks as they are now; they run without the lock, so that one may register or remove others.

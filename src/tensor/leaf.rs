@@ -1,5 +1,6 @@
 //! Leaves: cells whose values change between uses of a graph, and which gather gradients.
 
+use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -42,6 +43,7 @@ pub struct Leaf {
     grad: Mutex<Option<Gradient>>,
     pub(crate) hooks: Hooks<GradientHook>,
     post_accumulate: Hooks<PostAccumulateHook>,
+    attachment: OnceLock<Box<dyn Any + Send + Sync>>,
 }
 
 struct Cell {
@@ -72,6 +74,7 @@ impl Leaf {
             grad: Mutex::new(None),
             hooks: Hooks::default(),
             post_accumulate: Hooks::default(),
+            attachment: OnceLock::new(),
         }
     }
 
@@ -102,6 +105,19 @@ impl Leaf {
     /// Names the leaf for reports and errors. A name is given once; later ones are ignored.
     pub fn set_name(&self, name: impl Into<String>) {
         let _ = self.name.set(name.into());
+    }
+
+    /// What to call it in reports and errors: its name, or its number, dtype and shape.
+    pub(crate) fn label(&self) -> String {
+        match self.name() {
+            Some(name) => format!("`{name}`"),
+            None => format!("leaf {} ({} {:?})", self.id, self.spec.dtype, self.spec.shape()),
+        }
+    }
+
+    /// What an upper room keeps with this leaf, for as long as it lives; made on first use. There is room for one type.
+    pub(crate) fn attachment<T: Any + Default + Send + Sync>(&self) -> Option<&T> {
+        self.attachment.get_or_init(|| Box::new(T::default())).downcast_ref()
     }
 
     /// Whether gradients are gathered for it.
@@ -233,19 +249,53 @@ impl Leaf {
         }
     }
 
+    /// Adds the gradient of a backward to the one gathered so far, and runs the hooks on the sum. What they leave stays
+    /// gathered. While they run the sum is not in the leaf: a backward on another thread begins a new one, and none is lost.
+    pub(crate) fn complete_grad(
+        self: &Arc<Self>,
+        gradient: Gradient,
+        hooks: impl FnOnce(&mut Option<Gradient>) -> Result<()>,
+    ) -> Result<()> {
+        if self.post_accumulate.is_empty() {
+            return self.accumulate_grad(gradient);
+        }
+        gradient.check("accumulate_grad", &self.spec)?;
+        let mut slot = self.take_grad();
+        match &mut slot {
+            Some(sum) => sum.accumulate(gradient)?,
+            None => slot = Some(gradient),
+        }
+        let result = hooks(&mut slot);
+        let mut grad = self.grad.lock().unwrap_or_else(PoisonError::into_inner);
+        match (slot, grad.take()) {
+            (Some(mut sum), Some(meanwhile)) => {
+                sum.accumulate(meanwhile)?;
+                *grad = Some(sum);
+            }
+            (left, meanwhile) => *grad = left.or(meanwhile),
+        }
+        result
+    }
+
     /// Registers a hook that runs after a gradient was accumulated; see [`Tensor::register_post_accumulate_hook`].
-    pub fn register_post_accumulate_hook(&self, hook: impl Fn(&Tensor) -> Result<()> + Send + Sync + 'static) -> HookHandle {
+    pub fn register_post_accumulate_hook(
+        &self,
+        hook: impl Fn(&Tensor, &mut Option<Gradient>) -> Result<()> + Send + Sync + 'static,
+    ) -> HookHandle {
         self.post_accumulate.add(Arc::new(hook))
     }
 
-    /// Runs the hooks registered for after an accumulation, in their order; the first error ends it.
-    pub(crate) fn run_post_accumulate_hooks(self: &Arc<Self>) -> Result<()> {
-        let hooks = self.post_accumulate.snapshot();
-        if hooks.is_empty() {
-            return Ok(());
-        }
+    /// Whether hooks are registered for after an accumulation.
+    pub(crate) fn has_post_accumulate_hooks(&self) -> bool {
+        !self.post_accumulate.is_empty()
+    }
+
+    /// Runs the hooks registered for after an accumulation on the gradient where it was accumulated, in their order; the
+    /// first error ends it.
+    pub(crate) fn run_post_accumulate_hooks(self: &Arc<Self>, slot: &mut Option<Gradient>) -> Result<()> {
         let tensor = Tensor::from_leaf(self.clone());
-        hooks.iter().try_for_each(|hook| hook(&tensor))
+        self.post_accumulate.snapshot().iter().try_for_each(|hook| hook(&tensor, slot))?;
+        slot.as_ref().map_or(Ok(()), |left| left.check("post-accumulate hook", &self.spec))
     }
 
     /// Where gradients for this leaf go.

@@ -16,6 +16,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("replay::optimizers_agree_with_torch_on_any_number_of_ranks", replay_optimizers),
     ("replay::bad_options_are_refused", replay_refused),
     ("replay::schedules_agree_with_torch", replay_schedules),
+    ("in_backward_memory::one_gradient_is_alive_at_a_time", in_backward_memory),
     ("digits::cases_have_torchs_losses_on_any_number_of_ranks", digits_cases),
     ("digits::a_case_that_differs_fails", digits_differs),
     ("digits::trains_and_draws_its_curves", digits_trains),
@@ -150,6 +151,22 @@ fn replay_schedules(programs: &Programs) -> Result<(), String> {
     for ranks in 1..=2 {
         let out = programs.succeed(ranks, "replay", &["--schedules", "tests/golden/schedules.jsonl"])?;
         require(out.contains(&format!("{cases} passed, 0 failed")), &out)?;
+    }
+    Ok(())
+}
+
+fn in_backward_memory(programs: &Programs) -> Result<(), String> {
+    for ranks in [1, 4] {
+        let out = json(&programs.succeed(ranks, "in_backward_memory", &["8", "128", "2", "1"])?)?;
+        let weight = out["weight_bytes"].as_u64().ok_or("weight_bytes")?;
+        let peaks = |kind: &str| -> Result<Vec<u64>, String> {
+            let peaks = out[kind]["peak_gradient_bytes"].as_array().ok_or("peak_gradient_bytes")?;
+            require(peaks.len() == ranks, "a peak for each rank")?;
+            peaks.iter().map(|p| p.as_u64().ok_or_else(|| "a peak".into())).collect()
+        };
+        require(peaks("in_backward")?.iter().all(|&p| p > 0 && p <= 2 * weight), &out.to_string())?;
+        let all = 8 / ranks as u64 * weight;
+        require(peaks("backward_then_step")?.iter().all(|&p| p >= all), &out.to_string())?;
     }
     Ok(())
 }

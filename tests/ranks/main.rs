@@ -16,6 +16,7 @@ mod driver;
 mod errors;
 mod failure;
 mod groups;
+mod in_backward;
 mod launch;
 mod lbfgs;
 mod liveness;
@@ -49,6 +50,7 @@ const TOPICS: &[&[Case]] = &[
     groups::CASES,
     contract::CASES,
     steps::CASES,
+    in_backward::CASES,
     start::CASES,
     progress::CASES,
     failure::CASES,

@@ -15,6 +15,7 @@ use std::sync::atomic::AtomicU64;
 
 use serde_json::{Value, json};
 
+pub(super) use self::ask::gather;
 use self::changes::Changes;
 pub use self::options::{NotFinite, StepOptions};
 pub(super) use self::owner::OwnerOptimizer;

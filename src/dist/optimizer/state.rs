@@ -2,41 +2,13 @@
 
 use std::sync::atomic::Ordering;
 
-use serde::{Deserialize, Serialize};
-
 use super::DistributedOptimizer;
 use super::ask::{self, Asking};
 use super::owner::{apply_state, prepare_state, read_state, zero_state};
-use crate::optim::{GroupState, ParameterState, StateDict};
+use crate::dist::sent::SentState;
+use crate::optim::{GroupState, StateDict};
 use crate::protocol::Turn;
-use crate::tensor::Tensor;
 use crate::{ErrorKind, Result};
-
-/// A parameter's state as an argument or a result.
-#[derive(Debug, Serialize, Deserialize)]
-pub(in crate::dist) struct SentState {
-    scalars: Vec<(String, f64)>,
-    arrays: Vec<(String, Tensor)>,
-}
-
-impl From<&ParameterState> for SentState {
-    fn from(state: &ParameterState) -> Self {
-        SentState {
-            scalars: state.scalars().map(|(name, value)| (name.into(), value)).collect(),
-            arrays: state
-                .arrays()
-                .map(|(name, data)| (name.into(), Tensor::from_data(data.clone())))
-                .collect(),
-        }
-    }
-}
-
-impl From<SentState> for ParameterState {
-    fn from(state: SentState) -> Self {
-        let arrays = state.arrays.into_iter().map(|(name, tensor)| (name, tensor.data()));
-        ParameterState::from_parts(state.scalars, arrays.collect())
-    }
-}
 
 const TURN: Asking = Asking {
     turn: Turn::Take,
