@@ -1,6 +1,6 @@
 //! Update rules that aren't in the crate: [`Trail`] works like a built-in one; others go wrong, each in its way.
 
-use rankgrad::optim::schedule::{Adjust, Scheduler, Step};
+use rankgrad::optim::schedule::{Scheduler, Step};
 use rankgrad::optim::{Float, Form, Optimizer, OptimizerSpec, Rows, Rule, StateArray, StateView, arithmetic, options::Check};
 use rankgrad::prelude::*;
 use rankgrad::remote_optimizer;
@@ -95,7 +95,7 @@ struct Faulty {
 }
 
 impl Rule for Faulty {
-    const NAME: &'static str = "Faulty";
+    const NAME: &'static str = "TestFaulty";
     const SCALARS: &'static [(&'static str, f64)] = &[];
 
     fn check(&self) -> Result<()> {
@@ -149,8 +149,8 @@ macro_rules! idle {
         remote_optimizer!($rule);
     };
 }
-idle!(Probe, "RuleProbeOfTheTestsA");
-idle!(Twin, "RuleProbeOfTheTestsB");
+idle!(Probe, "TestRuleProbeOfNameA");
+idle!(Twin, "TestRuleProbeOfNameB");
 
 fn dense(values: &[f64]) -> Result<Gradient> {
     Ok(Gradient::Dense(Tensor::from_vec(values.to_vec(), [values.len()])?.data()))
@@ -228,7 +228,7 @@ fn like_a_built_in(world: &World) -> Result<()> {
             distributed.set_option(None, "keep", 0.25)?;
         }
     }
-    assert_eq!(distributed.specs()[0].option("lr"), Some(json!(0.025)));
+    assert_eq!(distributed.groups()[0].option("lr"), Some(json!(0.025)));
     // Untouched rows are as they were, the others aren't.
     let table = there[1].fetch()?.to_vec::<f64>()?;
     assert_eq!(table[4..6], [1.0, 1.0]);
@@ -279,7 +279,7 @@ fn dense_rows() -> Result<Gradient> {
 /// Rank 1 has a rule of another name.
 fn lists_differ() -> Outcome {
     let copy = match launcher_rank() {
-        1 => Some(become_another_program("RuleProbeOfTheTestsA", "RuleProbeOfTheTestsC")?),
+        1 => Some(become_another_program("TestRuleProbeOfNameA", "TestRuleProbeOfNameC")?),
         _ => None,
     };
     let error = World::init().unwrap_err();
@@ -288,17 +288,17 @@ fn lists_differ() -> Outcome {
     }
     assert!(matches!(error.kind(), ErrorKind::Mismatch { rank: 1, .. }), "{error}");
     // Not the whole name, which is another in the copy.
-    assert!(error.to_string().contains("`optimizer RuleProbeOfTheTests"), "{error}");
+    assert!(error.to_string().contains("`optimizer TestRuleProbeOfName"), "{error}");
     Ok(())
 }
 
 /// Two rules have one name, on all ranks.
 fn one_name_twice() -> Outcome {
-    let copy = become_another_program("RuleProbeOfTheTestsA", "RuleProbeOfTheTestsB")?;
+    let copy = become_another_program("TestRuleProbeOfNameA", "TestRuleProbeOfNameB")?;
     let error = World::init().unwrap_err();
     std::fs::remove_file(copy)?;
     assert!(
-        matches!(error.kind(), ErrorKind::Init { what, .. } if what.contains("`RuleProbeOfTheTestsB`")),
+        matches!(error.kind(), ErrorKind::Init { what, .. } if what.contains("`TestRuleProbeOfNameB`")),
         "{error}"
     );
     Ok(())

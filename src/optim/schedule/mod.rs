@@ -23,7 +23,7 @@
 //!             optimizer.step(&ctx)?;
 //!             scheduler.step(&mut optimizer)?;
 //!         }
-//!         assert_eq!(optimizer.spec().option("lr"), Some(0.0.into()));
+//!         assert_eq!(optimizer.groups()[0].option("lr"), Some(0.0.into()));
 //!         Ok(())
 //!     })
 //! })
