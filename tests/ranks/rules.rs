@@ -310,11 +310,58 @@ fn on_local_ranks() -> Outcome {
         .try_for_each(|f| led_locally(3, f))
 }
 
+/// State that is saved and loaded, both rounds of a step, and updates inside backward, with the same bits as steps.
+fn everywhere(world: &World) -> Result<()> {
+    let start = |k: u32| world.put(world.owner(k), Tensor::from_vec(vec![1.0, -2.0], [2])?);
+    let bits = |w: &RRef<Tensor>| -> Result<Vec<u64>> { Ok(w.fetch()?.to_vec::<f64>()?.into_iter().map(f64::to_bits).collect()) };
+    let rule = || Trail::new(0.3).keep(0.7).warm(2);
+    let slope = |n: usize| [0.1 * n as f64 - 0.4, 1.0 / (n + 1) as f64];
+    let step = |optimizer: &DistributedOptimizer, w: &RRef<Tensor>, n: usize, options: &StepOptions| -> Result<()> {
+        let ctx = world.context()?;
+        ctx.accumulate(w, dense(&slope(n))?)?;
+        optimizer.step_with(&ctx, options).map(drop)
+    };
+    let plain = StepOptions::new();
+    let whole = start(1)?;
+    let optimizer = DistributedOptimizer::new(world, rule(), [("w", &whole)])?;
+    (0..6).try_for_each(|n| step(&optimizer, &whole, n, &plain))?;
+
+    // In two rounds, and moved to another owner half way.
+    let (one, two) = (start(1)?, start(2)?);
+    let first = DistributedOptimizer::new(world, rule(), [("w", &one)])?;
+    let careful = StepOptions::new().all_or_nothing().clip_norm(1e9).skip_not_finite();
+    (0..3).try_for_each(|n| step(&first, &one, n, &careful))?;
+    let dict = first.state_dict()?;
+    assert_eq!((dict.state["w"].scalar("step"), dict.state["w"].array("trail").is_some()), (Some(3.0), true));
+    world.assign(&two, one.fetch()?)?;
+    let mut second = DistributedOptimizer::new(world, Trail::new(9.0), [("w", &two)])?;
+    second.load_state_dict(&dict)?;
+    (3..6).try_for_each(|n| step(&second, &two, n, &careful))?;
+    assert_eq!(bits(&two)?, bits(&whole)?);
+
+    // Inside backward.
+    let inside = start(1)?;
+    let attached = optimizer_in_backward(rule(), [&inside], InBackward::default())?;
+    for n in 0..6 {
+        let ctx = world.context()?;
+        let w = ctx.fetch(&inside)?;
+        ctx.backward(&[w.mul(&Tensor::from_vec(slope(n).to_vec(), [2])?)?.sum()?])?;
+        assert!(ctx.gradient(&inside)?.is_none());
+    }
+    assert_eq!(bits(&inside)?, bits(&whole)?);
+    assert_eq!(attached.state(0)?.and_then(|s| s.scalar("step")), Some(6.0));
+    attached.detach()
+}
+
 /// The cases.
 pub const CASES: &[Case] = &[
     Case {
         ranks: &[1, 2, 3],
         ..Case::new("rules::ones_own_works_like_a_built_in", || led(like_a_built_in))
+    },
+    Case {
+        ranks: &[1, 3],
+        ..Case::new("rules::ones_own_is_saved_clipped_and_fired_in_backward", || led(everywhere))
     },
     Case {
         ranks: &[1, 2],

@@ -22,7 +22,7 @@ struct Faulty {
 }
 
 impl Rule for Faulty {
-    const NAME: &'static str = "TestFaulty";
+    const NAME: &'static str = "TestPanicking";
     const SCALARS: &'static [(&'static str, f64)] = &[];
 
     fn check(&self) -> Result<()> {
@@ -137,7 +137,7 @@ fn faulty(world: &World) -> Result<()> {
     let both = Both::new(world)?;
     let error = DistributedOptimizer::new(world, Faulty { lr: -1.0 }, &both.far).unwrap_err();
     assert!(
-        matches!(error.kind(), ErrorKind::OptionValue { optimizer, .. } if optimizer == "TestFaulty"),
+        matches!(error.kind(), ErrorKind::OptionValue { optimizer, .. } if optimizer == "TestPanicking"),
         "{error}"
     );
     let optimizer = DistributedOptimizer::new(world, Faulty { lr: 1.0 }, &both.far)?;
