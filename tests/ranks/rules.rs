@@ -332,7 +332,10 @@ fn everywhere(world: &World) -> Result<()> {
     let careful = StepOptions::new().all_or_nothing().clip_norm(1e9).skip_not_finite();
     (0..3).try_for_each(|n| step(&first, &one, n, &careful))?;
     let dict = first.state_dict()?;
-    assert_eq!((dict.state["w"].scalar("step"), dict.state["w"].array("trail").is_some()), (Some(3.0), true));
+    assert_eq!(
+        (dict.state["w"].scalar("step"), dict.state["w"].array("trail").is_some()),
+        (Some(3.0), true)
+    );
     world.assign(&two, one.fetch()?)?;
     let mut second = DistributedOptimizer::new(world, Trail::new(9.0), [("w", &two)])?;
     second.load_state_dict(&dict)?;
