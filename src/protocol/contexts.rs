@@ -112,6 +112,14 @@ impl Contexts {
         self.live.len()
     }
 
+    /// Entries of its tables.
+    #[cfg(any(test, feature = "sim"))]
+    pub(super) fn entries(&self) -> usize {
+        let children: usize = self.live.values().map(|c| c.children.len()).sum();
+        let above: usize = self.released.values().map(|r| r.above.len()).sum();
+        self.live.len() + children + self.released.len() + above + self.own.len()
+    }
+
     /// The error for a context that isn't here.
     pub(crate) fn gone(&self, operation: &str, id: ContextId) -> Error {
         if self.is_released(id) {

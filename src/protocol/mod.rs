@@ -8,6 +8,8 @@ mod backward;
 mod contexts;
 mod drain;
 mod ids;
+#[cfg(any(test, feature = "sim"))]
+mod inspect;
 mod liveness;
 mod message;
 mod references;

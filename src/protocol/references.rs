@@ -286,6 +286,13 @@ impl<V: Clone> References<V> {
         std::mem::take(&mut self.garbage)
     }
 
+    /// Entries of its tables.
+    #[cfg(any(test, feature = "sim"))]
+    pub(super) fn entries(&self) -> usize {
+        let holders: usize = self.owned.values().map(|o| o.holders.len()).sum();
+        self.owned.len() + holders + self.held.len() + self.created.len()
+    }
+
     /// Number of values that live here.
     pub(crate) fn values(&self) -> usize {
         self.owned.len()
