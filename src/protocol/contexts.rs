@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::ids::ContextId;
+use crate::mutant::{self, Mutant};
 use crate::{Error, ErrorKind};
 
 #[derive(Debug, Default)]
@@ -72,7 +73,7 @@ impl Contexts {
         if self.live.contains_key(&id) {
             return Ok(false);
         }
-        if self.is_released(id) || id.rank() == self.me {
+        if (self.is_released(id) && !mutant::is(Mutant::ForgetReleased)) || id.rank() == self.me {
             return Err(self.gone("call", id));
         }
         self.live.insert(id, Context::default());
@@ -83,7 +84,7 @@ impl Contexts {
     pub(crate) fn adopt(&mut self, id: ContextId, child: u32) -> bool {
         match self.live.get_mut(&id) {
             Some(context) => {
-                if child != self.me {
+                if child != self.me && !mutant::is(Mutant::SkipChild) {
                     context.children.insert(child);
                 }
                 true
@@ -106,6 +107,11 @@ impl Contexts {
             released.above = released.above.split_off(&released.low);
         }
         context.map(|c| c.children)
+    }
+
+    /// Another context that is alive here: what a fault records a call in.
+    pub(super) fn another(&self, id: ContextId) -> ContextId {
+        self.live.keys().copied().filter(|&c| c != id).min().unwrap_or(id)
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -33,6 +33,7 @@ pub(crate) use message::{Answer, Gate, Manner, Message, Op, Status, Tag};
 use references::{Lookup, References};
 
 use crate::Error;
+use crate::mutant::{self, Mutant};
 
 /// Time since the start of the world.
 pub(crate) type Instant = Duration;
@@ -128,6 +129,8 @@ struct Incoming<V, P> {
     stage: Stage<V, P>,
     creates: Option<ValueId>,
     queued: bool,
+    /// It mustn't run during a backward of this context.
+    gradients_of: Option<ContextId>,
     /// The request made its sender this rank's parent in a context.
     new_child: bool,
     /// Registrations that must be acknowledged before the reply may go.
@@ -279,6 +282,10 @@ impl<V: Clone, P: Default> Rank<V, P> {
 
     /// A message has arrived.
     pub(crate) fn receive(&mut self, from: u32, message: Message, payload: P) {
+        if matches!(&message, Message::Reply { id, .. } if !self.outgoing.contains_key(id)) && !mutant::is(Mutant::CountDuplicate) {
+            log::warn!("rank {}: rank {from} answered a request twice; the second answer is ignored", self.me);
+            return;
+        }
         if !matches!(message, Message::Quiet { .. } | Message::Wave { .. }) {
             self.received += 1;
         }
@@ -298,7 +305,9 @@ impl<V: Clone, P: Default> Rank<V, P> {
                     Outcome::Reply { .. } => unreachable!("a creating task gives a value"),
                 };
                 for parked in self.refs.created(value, created) {
-                    self.unpark(parked);
+                    if !mutant::is(Mutant::ForgetParked) {
+                        self.unpark(parked);
+                    }
                 }
                 self.answer(task, Answer::default(), reply);
             }

@@ -15,22 +15,22 @@ impl<V: Clone, P: Default> Rank<V, P> {
         for &id in &refs {
             if self.refs.receive(id, task.from) {
                 self.register(id, Registering::Task(task));
-                unconfirmed += 1;
+                unconfirmed += usize::from(!mutant::is(Mutant::SkipAcknowledgement));
             }
         }
-        let (creates, context, queued) = match &op {
-            Op::Call { create, context, gate, .. } => (*create, context.as_ref(), gate.queued),
-            Op::Fetch { context, .. } => (None, context.as_ref(), false),
-            _ => (None, None, false),
+        let (creates, gate) = match &op {
+            Op::Call { create, gate, .. } => (*create, *gate),
+            _ => (None, Gate::default()),
         };
         if let Some(value) = creates {
             self.refs.creating(value, task.from);
         }
-        let met = context.map_or(Ok(false), |tag| self.contexts.meet(tag.context));
+        let met = op.tag().map_or(Ok(false), |tag| self.contexts.meet(tag.context));
         let incoming = Incoming {
             stage: Stage::Running(self.now),
             creates,
             queued: false,
+            gradients_of: gate.gradients_of,
             new_child: matches!(met, Ok(true)),
             unconfirmed,
         };
@@ -50,7 +50,7 @@ impl<V: Clone, P: Default> Rank<V, P> {
             }
         }
         if let Some(incoming) = self.incoming.get_mut(&task) {
-            incoming.queued = queued;
+            incoming.queued = gate.queued;
             if waits > 0 {
                 incoming.stage = Stage::Parked(waits, Box::new((op, refs, payload)));
                 return;
@@ -75,6 +75,11 @@ impl<V: Clone, P: Default> Rank<V, P> {
 
     /// All that a request needs is here: hands it to the driver, or does it.
     pub(super) fn launch(&mut self, task: TaskId, op: Op, refs: Vec<RefId>, payload: P) {
+        // It may have waited for a value, and its context been released meanwhile.
+        if let Some(context) = op.tag().map(|t| t.context).filter(|&c| !self.contexts.is_live(c)) {
+            let gone = self.contexts.gone("call", context);
+            return self.refuse(task, gone, refs);
+        }
         match op {
             Op::Call {
                 function,
@@ -88,6 +93,14 @@ impl<V: Clone, P: Default> Rank<V, P> {
                 {
                     return self.refuse(task, error, refs);
                 }
+                let context = context.map(|tag| Tag {
+                    context: if mutant::is(Mutant::MixContexts) {
+                        self.contexts.another(tag.context)
+                    } else {
+                        tag.context
+                    },
+                    ..tag
+                });
                 let work = Work::Call {
                     function,
                     creates: create.is_some(),
@@ -130,10 +143,22 @@ impl<V: Clone, P: Default> Rank<V, P> {
 
     pub(super) fn pump_queue(&mut self) {
         while !self.queue_busy {
-            let Some(task) = self.queue.pop_front() else { return };
+            let next = if mutant::is(Mutant::LastInFirstOut) {
+                self.queue.pop_back()
+            } else {
+                self.queue.pop_front()
+            };
+            let Some(task) = next else { return };
             let Some(incoming) = self.incoming.get_mut(&task) else { continue };
+            let gradients_of = incoming.gradients_of;
             if let Stage::Queued(work) = std::mem::replace(&mut incoming.stage, Stage::Running(self.now)) {
-                self.queue_busy = true;
+                // Since it arrived a backward may have begun, or the context been released.
+                let refused = gradients_of.and_then(|c| self.check_gradients("step or gradient access", c).err());
+                if let (Some(error), Work::Call { refs, .. }) = (refused, &*work) {
+                    self.refuse(task, error, refs.clone());
+                    continue;
+                }
+                self.queue_busy = !mutant::is(Mutant::StepsAtOnce);
                 self.run(task, *work);
             }
         }
@@ -141,7 +166,9 @@ impl<V: Clone, P: Default> Rank<V, P> {
 
     pub(super) fn refuse(&mut self, task: TaskId, error: Error, refs: Vec<RefId>) {
         for id in refs {
-            self.refs.drop_handle(id);
+            if !mutant::is(Mutant::KeepRefusedRefs) {
+                self.refs.drop_handle(id);
+            }
         }
         if let Some(value) = self.incoming.get(&task).and_then(|i| i.creates) {
             self.fail_creation(value, &error);

@@ -30,8 +30,10 @@ pub(super) async fn task(sim: Sim, rank: u32, task: TaskId, work: Work<Value, Pa
     if queued {
         sim.world().checks.dequeued(rank, task);
     }
-    sim.step(rank, |n| n.rank.done(task, outcome));
-    drop(kept);
+    sim.step(rank, |n| {
+        n.rank.done(task, outcome);
+        drop(kept);
+    });
     sim.poll_soon(rank);
 }
 

@@ -137,7 +137,7 @@ impl Node {
 /// What a step leaves to do without the world.
 #[derive(Default)]
 struct After {
-    dropped: Vec<(Vec<Value>, Rc<Slot>)>,
+    values: Vec<Value>,
     forgotten: Vec<Arc<Recording>>,
     replies: Vec<Result<Delivered>>,
     tasks: Vec<(TaskId, Work<Value, Payload>, Vec<(RefId, wire::Handle)>)>,
@@ -151,19 +151,21 @@ impl Sim {
         let result = {
             let mut world = self.world();
             let world = &mut *world;
-            let (now, dropped) = (world.now, world.handles.take_dropped(rank));
+            let now = world.now;
+            world.tell_dropped(rank);
             let node = &mut world.nodes[rank as usize];
-            for id in dropped {
-                node.rank.drop_handle(id);
-            }
             node.rank.set_now(now);
             let result = event(node);
             let actions = node.rank.take_actions();
             for action in actions {
                 world.carry_out(rank, action, &mut after);
             }
-            let node = &mut world.nodes[rank as usize];
-            if node.rank.is_ending() {
+            if world.nodes[rank as usize].rank.is_ending() {
+                world.tell_dropped(rank);
+                for action in world.nodes[rank as usize].rank.take_actions() {
+                    world.carry_out(rank, action, &mut after);
+                }
+                let node = &mut world.nodes[rank as usize];
                 node.rank.advance_end(node.callbacks > 0);
                 for action in node.rank.take_actions() {
                     world.carry_out(rank, action, &mut after);
@@ -180,13 +182,13 @@ impl Sim {
 
     fn settle(&self, rank: u32, after: After) {
         let After {
-            dropped,
+            values,
             forgotten,
             replies,
             tasks,
             engines,
         } = after;
-        drop((dropped, replies));
+        drop((values, replies));
         for recording in forgotten {
             recording.clear();
         }
@@ -285,6 +287,13 @@ impl World {
         refs.iter().map(|&id| (id, self.handles.handle(rank, id) as wire::Handle)).collect()
     }
 
+    /// Tells the state machine which handles were dropped.
+    fn tell_dropped(&mut self, rank: u32) {
+        for id in self.handles.take_dropped(rank) {
+            self.nodes[rank as usize].rank.drop_handle(id);
+        }
+    }
+
     fn complete(&mut self, rank: u32, slot: &Slot, reply: Result<Delivered>) {
         *slot.reply.borrow_mut() = Some(reply);
         if let Some(job) = slot.job.take() {
@@ -330,8 +339,6 @@ impl World {
                 match self.nodes[rank as usize].waiting.remove(&request) {
                     Some(slot) => {
                         self.complete(rank, &slot, reply);
-                        // If nobody waits, what came goes with the slot.
-                        after.dropped.push((Vec::new(), slot));
                     }
                     None => {
                         self.checks
@@ -358,13 +365,13 @@ impl World {
                     let at = self.clock(rank) + self.delay(rank);
                     self.schedule(at, Event::Callback { rank, values });
                 } else {
-                    after.dropped.push((values, Slot::new()));
+                    after.values.extend(values);
                 }
             }
             Action::Report { request, status } => {
                 self.checks.count("a request is asked after");
                 if let Some(slot) = self.nodes[rank as usize].waiting.get(&request)
-                    && status != Status::Unknown
+                    && !matches!(status, Status::Unknown | Status::Confirming)
                 {
                     slot.heard.set(Some(self.now));
                 }

@@ -93,6 +93,7 @@ fn start(sim: &Sim, program: &Program, logs: &[Log]) -> Vec<Rc<Cell<bool>>> {
         let rank = sim.world().rank_at(client.place);
         let flag = Rc::new(Cell::new(false));
         done.push(Rc::clone(&flag));
+        sim.world().clients.push((rank, Rc::clone(&flag)));
         here[rank as usize].push(Rc::clone(&flag));
         let session = Session::new(sim, number, client.place, Rc::clone(log));
         let (job_sim, client) = (sim.clone(), client.clone());
