@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::handle::Ref;
 use super::node::{Slot, Value};
 use super::program::Function;
-use super::world::{ASK_AFTER, Sim, TIMEOUT};
+use super::world::{ASK_AFTER, Sim, TIMEOUT, World};
 use crate::protocol::{ContextId, CrossingId, Gate, Manner, Mode, Op, RefId, RequestId, Tag, TaskId};
 use crate::rpc::{Frame, Recorded, Recorder, Recording};
 use crate::tensor::Tensor;
@@ -65,7 +65,7 @@ impl Caller {
             gate,
         };
         let size = encoded.payload.size();
-        self.room(to, size).await;
+        self.room(to, size).await?;
         let (refs, payload) = (std::mem::take(&mut encoded.refs), std::mem::take(&mut encoded.payload));
         let window = self.windowed.then_some(size);
         Ok(self.send(to, op, refs, payload, window, sent))
@@ -76,7 +76,7 @@ impl Caller {
         let arguments = Arguments { refs, ..Default::default() };
         let (mut encoded, context) = self.encode(function, arguments, Recorded::WithGradients)?;
         let size = encoded.payload.size();
-        self.room(to, size).await;
+        self.room(to, size).await?;
         let (refs, payload) = (std::mem::take(&mut encoded.refs), std::mem::take(&mut encoded.payload));
         let window = self.windowed.then_some(size);
         let slot = Slot::new();
@@ -118,7 +118,7 @@ impl Caller {
         let mut encoded = Encoded::default();
         let context = self.tag(Recorded::WithGradients, &mut encoded)?;
         let op = Op::Fetch { value: id.value, context };
-        self.room(id.owner, 0).await;
+        self.room(id.owner, 0).await?;
         let window = self.windowed.then_some(0);
         Ok(self.send(id.owner, op, Vec::new(), Payload::default(), window, None))
     }
@@ -126,7 +126,7 @@ impl Caller {
     /// A value of this rank, once it is made.
     pub(super) async fn local(&self, of: &Ref) -> Result<Value> {
         let (rank, value) = (self.rank, of.id().value);
-        let look = |world: &mut super::world::World| world.nodes[rank as usize].rank.lookup("local", value).transpose();
+        let look = |world: &mut World| world.nodes[rank as usize].rank.lookup("local", value).transpose();
         self.sim.until(rank, None, None, look).await.unwrap_or_else(|| Err(Error::user("no value")))
     }
 
@@ -177,25 +177,42 @@ impl Caller {
         Ok((encoded, crossing))
     }
 
-    /// Waits for room in the window.
-    async fn room(&self, to: u32, size: usize) {
-        if !self.windowed {
-            return;
+    /// Waits for room in the window, as `Runtime::wait_for_room` does.
+    async fn room(&self, to: u32, size: usize) -> Result<()> {
+        let (sim, rank) = (&self.sim, self.rank);
+        let open = |world: &mut World| world.nodes[rank as usize].rank.window_is_open(to, size).then_some(());
+        if !self.windowed || to == rank || open(&mut sim.world()).is_some() {
+            return Ok(());
         }
-        let mut full = false;
-        let rank = self.rank;
-        let open = |world: &mut super::world::World| {
-            let open = world.nodes[rank as usize].rank.window_is_open(to, size);
-            if !open && !std::mem::replace(&mut full, true) {
-                world.checks.count("a window is full");
-            }
-            open.then_some(())
+        let start = {
+            let mut world = sim.world();
+            world.checks.count("a window is full");
+            world.now
         };
-        self.sim.until(rank, None, self.deadline(), open).await;
-    }
-
-    fn deadline(&self) -> Option<Duration> {
-        self.limit.map(|l| self.sim.world().now + l)
+        let (mut oldest, mut heard, mut asked) = (None, start, start);
+        loop {
+            let end = |heard: Duration| self.limit.map_or(heard + TIMEOUT, |l| start + l);
+            let ask = asked.max(heard) + ASK_AFTER;
+            if sim.until(rank, None, Some(end(heard).min(ask)), open).await.is_some() {
+                return Ok(());
+            }
+            let (now, found) = {
+                let world = sim.world();
+                let node = &world.nodes[rank as usize];
+                let found = node.rank.fills_window(to);
+                let word = found.and_then(|id| node.waiting.get(&id)?.heard.get());
+                heard = if found == oldest { heard.max(word.unwrap_or(start)) } else { world.now };
+                (world.now, found)
+            };
+            oldest = found;
+            if now >= end(heard) {
+                return Err(self.timed_out("room in a window", to));
+            }
+            if let (Some(request), true) = (found, now >= ask) {
+                asked = now;
+                sim.step(rank, |n| n.rank.query(request));
+            }
+        }
     }
 
     fn send(&self, to: u32, op: Op, refs: Vec<RefId>, payload: Payload, window: Option<usize>, sent: Option<CrossingId>) -> Call {

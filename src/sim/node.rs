@@ -419,13 +419,14 @@ impl World {
         if mutant::is(Mutant::RequestTwice) && matches!(message, Message::Request { op: Op::Call { gate, .. }, .. } if gate.queued) {
             copies = 2;
         }
-        for _ in 0..copies {
+        for copy in 0..copies {
             self.post(Frame {
                 from,
                 to,
                 header: header.clone(),
                 segments: segments.clone(),
-                refs: refs.clone(),
+                // What comes twice is there once.
+                refs: if copy == 0 { refs.clone() } else { Vec::new() },
                 round,
             });
         }
