@@ -14,8 +14,12 @@ impl<V: Clone, P: Default> Rank<V, P> {
         let mut unconfirmed = 0;
         for &id in &refs {
             if self.refs.receive(id, task.from) {
+                if mutant::is(Mutant::SkipAcknowledgement) {
+                    self.register(id, Registering::Nobody);
+                    continue;
+                }
                 self.register(id, Registering::Task(task));
-                unconfirmed += usize::from(!mutant::is(Mutant::SkipAcknowledgement));
+                unconfirmed += 1;
             }
         }
         let (creates, gate) = match &op {

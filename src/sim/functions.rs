@@ -204,8 +204,36 @@ impl Caller {
                 drop(removed);
                 Ok(Results::default())
             }
+            Function::Spread { fan_out } => {
+                let input = tensors.into_iter().next().ok_or_else(|| Error::user("no input"))?;
+                Ok(Results {
+                    tensors: vec![self.spread(fan_out, input).await?],
+                    refs: Vec::new(),
+                })
+            }
             Function::Make { .. } | Function::MakeFails | Function::Nest => Err(Error::user("this function makes a value")),
         }
+    }
+
+    /// Calls the ranks below this one in a tree, all at once, and adds up what they return.
+    pub(super) async fn spread(&self, fan_out: u32, input: Tensor) -> Result<Tensor> {
+        let size = self.sim.world().size();
+        let function = Function::Spread { fan_out };
+        let mut calls = Vec::new();
+        for child in (1..=fan_out).map(|k| self.rank.saturating_mul(fan_out).saturating_add(k)).filter(|&c| c < size) {
+            let arguments = Arguments {
+                tensors: std::slice::from_ref(&input),
+                ..Default::default()
+            };
+            calls.push(self.issue(child, &function, arguments, Gate::default(), Recorded::WithGradients).await?);
+        }
+        let mut sum = input.mul_scalar(0.5)?;
+        for call in calls {
+            for tensor in self.results(call).await?.tensors {
+                sum = (sum + tensor)?;
+            }
+        }
+        Ok(sum)
     }
 
     fn known_recording(&self, context: ContextId) -> Option<Arc<crate::rpc::Recording>> {

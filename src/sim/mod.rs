@@ -14,9 +14,11 @@ mod loggp;
 mod node;
 mod program;
 mod run;
+mod scale;
 mod shrink;
 mod trace;
 mod world;
 
 pub use campaign::{Report, Violation, mutants, replay, run};
 pub use loggp::LogGp;
+pub use scale::{Cost, scale};

@@ -428,6 +428,7 @@ impl World {
                 // What comes twice is there once.
                 refs: if copy == 0 { refs.clone() } else { Vec::new() },
                 round,
+                again: copy > 0,
             });
         }
     }

@@ -193,4 +193,6 @@ pub(crate) enum Function {
     MakeOptimizer { id: OptimizerId, momentum: bool },
     Step { id: OptimizerId, context: ContextId, client: usize, number: u64 },
     DropOptimizer { id: OptimizerId },
+    /// Calls ranks below this one in a tree of so many branches each, and adds up.
+    Spread { fan_out: u32 },
 }

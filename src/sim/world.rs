@@ -43,6 +43,8 @@ pub(super) struct Frame {
     pub refs: Vec<RefId>,
     /// Messages in a row that led to it, itself included.
     pub round: u64,
+    /// It comes once more.
+    pub again: bool,
 }
 
 pub(super) enum Event {
@@ -169,6 +171,19 @@ impl World {
             Timing::Random { .. } => self.now,
             Timing::Model { free, .. } => self.now.max(free[rank as usize]),
         }
+    }
+
+    /// When all ranks have time.
+    pub(super) fn latest(&self) -> Duration {
+        match &self.timing {
+            Timing::Random { .. } => self.now,
+            Timing::Model { free, .. } => free.iter().copied().max().unwrap_or_default().max(self.now),
+        }
+    }
+
+    /// Whether it is to be found out what breaks the rules, not what things cost.
+    pub(super) fn is_checked(&self) -> bool {
+        matches!(self.timing, Timing::Random { .. })
     }
 
     /// How long until a rank gets round to something.
