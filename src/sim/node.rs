@@ -201,7 +201,7 @@ impl Sim {
         }
         for (context, retain, inputs) in engines {
             let sim = self.clone();
-            self.spawn(rank, Arc::from([]), async move {
+            self.spawn_loose(rank, async move {
                 sim.pause(rank).await;
                 let recording = sim.world().recording(rank, context);
                 let output = recording.work(retain, inputs);

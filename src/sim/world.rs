@@ -96,6 +96,8 @@ struct Job {
     script: Option<Script>,
     rank: u32,
     path: Arc<[u32]>,
+    /// The end may come before it is done: the engine of a backward whose context was released.
+    loose: bool,
 }
 
 /// All ranks, what is on the way, and the jobs that run on them.
@@ -249,7 +251,8 @@ impl World {
 
     /// Jobs of a rank, but for the one that goes on right now.
     pub(super) fn jobs_of(&self, rank: u32) -> usize {
-        self.jobs.iter().filter(|(id, j)| j.rank == rank && **id != self.current).count()
+        let counts = |id: JobId, j: &Job| j.rank == rank && id != self.current && !j.loose;
+        self.jobs.iter().filter(|(id, j)| counts(**id, j)).count()
     }
 
     /// Where something is lost the end doesn't come: all is over when the clients are done.
@@ -322,7 +325,12 @@ impl Sim {
 
     /// Starts a job on a rank, in a frame.
     pub(super) fn spawn(&self, rank: u32, path: Arc<[u32]>, script: impl Future<Output = ()> + 'static) {
-        self.world().spawn(rank, path, Box::pin(script));
+        self.world().spawn(rank, path, Box::pin(script), false);
+    }
+
+    /// Starts a job that the end doesn't wait for.
+    pub(super) fn spawn_loose(&self, rank: u32, script: impl Future<Output = ()> + 'static) {
+        self.world().spawn(rank, Arc::from([]), Box::pin(script), true);
     }
 
     /// Runs until nothing is left to do, all is over, or something was found wrong.
@@ -479,7 +487,7 @@ impl Sim {
 }
 
 impl World {
-    pub(super) fn spawn(&mut self, rank: u32, path: Arc<[u32]>, script: Script) {
+    fn spawn(&mut self, rank: u32, path: Arc<[u32]>, script: Script, loose: bool) {
         self.next_job += 1;
         let job = self.next_job;
         self.jobs.insert(
@@ -488,6 +496,7 @@ impl World {
                 script: Some(script),
                 rank,
                 path,
+                loose,
             },
         );
         self.wake(rank, job);
