@@ -59,7 +59,10 @@ fn run() -> Result<(), String> {
     if fan_out == 0 {
         return Err("--fan-out: at least 1".into());
     }
-    println!("LogGP: L {} us, o {} us, g {} us, G {} us a byte", model.l, model.o, model.g, model.big_g);
+    println!(
+        "LogGP: L {} us, o {} us, g {} us, G {} us a byte",
+        model.l, model.o, model.g, model.big_g
+    );
     let mut rows: Vec<Vec<Cost>> = Vec::new();
     let sizes = std::iter::successors(Some(4u32), |n| n.checked_mul(4)).take_while(|&n| n <= most);
     for ranks in sizes {
@@ -68,7 +71,10 @@ fn run() -> Result<(), String> {
     let operations = rows.first().map_or(0, Vec::len);
     for operation in 0..operations {
         println!("\n{}", rows[0][operation].what);
-        println!("{:>8} {:>10} {:>12} {:>7} {:>14} {:>13}", "ranks", "messages", "bytes", "rounds", "time (us)", "entries/rank");
+        println!(
+            "{:>8} {:>10} {:>12} {:>7} {:>14} {:>13}",
+            "ranks", "messages", "bytes", "rounds", "time (us)", "entries/rank"
+        );
         for cost in rows.iter().map(|costs| &costs[operation]) {
             println!(
                 "{:>8} {:>10} {:>12} {:>7} {:>14.1} {:>13}",

@@ -20,6 +20,7 @@ pub(crate) enum Mutant {
     SkipCommit,
     KeepAborted,
     SumInOrderOfArrival,
+    #[cfg(any(test, feature = "sim"))]
     RequestTwice,
     LastInFirstOut,
     StepsAtOnce,
@@ -34,7 +35,10 @@ impl Mutant {
         (Mutant::DropRelease, "a release of references isn't sent"),
         (Mutant::ReleaseAll, "a release takes away registrations that it doesn't count"),
         (Mutant::SkipPin, "a reference isn't pinned while a third rank registers"),
-        (Mutant::SkipAcknowledgement, "a reply doesn't wait for the registration of references"),
+        (
+            Mutant::SkipAcknowledgement,
+            "a reply doesn't wait for the registration of references",
+        ),
         (Mutant::ForgetParked, "requests that wait for a value aren't woken"),
         (Mutant::KeepRefusedRefs, "the references of a refused request aren't dropped"),
         (Mutant::CountDuplicate, "a second reply counts for the end"),
@@ -44,7 +48,10 @@ impl Mutant {
         (Mutant::ReleaseTwice, "the release of a context is sent twice"),
         (Mutant::ForgetReleased, "a request of a released context is handled"),
         (Mutant::MixContexts, "a call is recorded in another context"),
-        (Mutant::AnswerMarkEarly, "a rank answers the part of a backward that found it idle at once"),
+        (
+            Mutant::AnswerMarkEarly,
+            "a rank answers the part of a backward that found it idle at once",
+        ),
         (Mutant::SkipCommit, "a commit doesn't travel on"),
         (Mutant::KeepAborted, "gradients of a failed backward are kept"),
         (Mutant::SumInOrderOfArrival, "gradients are summed as they arrive"),

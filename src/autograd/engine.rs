@@ -5,9 +5,9 @@ use std::collections::{BinaryHeap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
+use crate::mutant::{self, Mutant};
 use crate::tensor::graph::{Edge, Key, Kind, Node};
 use crate::tensor::{Data, Gradient, Leaf};
-use crate::mutant::{self, Mutant};
 use crate::{ErrorKind, Result};
 
 /// Takes the gradients of leaves.

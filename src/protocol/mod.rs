@@ -17,8 +17,6 @@ mod registering;
 mod releasing;
 mod requests;
 mod tasks;
-#[cfg(test)]
-mod tests;
 mod wishes;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -283,7 +281,10 @@ impl<V: Clone, P: Default> Rank<V, P> {
     /// A message has arrived.
     pub(crate) fn receive(&mut self, from: u32, message: Message, payload: P) {
         if matches!(&message, Message::Reply { id, .. } if !self.outgoing.contains_key(id)) && !mutant::is(Mutant::CountDuplicate) {
-            log::warn!("rank {}: rank {from} answered a request twice; the second answer is ignored", self.me);
+            log::warn!(
+                "rank {}: rank {from} answered a request twice; the second answer is ignored",
+                self.me
+            );
             return;
         }
         if !matches!(message, Message::Quiet { .. } | Message::Wave { .. }) {

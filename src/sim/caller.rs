@@ -25,6 +25,14 @@ pub(super) struct Arguments<'a> {
     pub ids: &'a [RefId],
 }
 
+/// The gate of a function that reads or changes the gradients of a context.
+pub(super) fn gate(queued: bool, context: ContextId) -> Gate {
+    Gate {
+        queued,
+        gradients_of: Some(context),
+    }
+}
+
 /// What comes back.
 #[derive(Debug, Default, serde::Serialize, serde::Deserialize)]
 pub(super) struct Results {
@@ -55,7 +63,14 @@ pub(super) struct Call {
 
 impl Caller {
     /// Calls a function on a rank.
-    pub(super) async fn issue(&self, to: u32, function: &Function, arguments: Arguments<'_>, gate: Gate, recorded: Recorded) -> Result<Call> {
+    pub(super) async fn issue(
+        &self,
+        to: u32,
+        function: &Function,
+        arguments: Arguments<'_>,
+        gate: Gate,
+        recorded: Recorded,
+    ) -> Result<Call> {
         let (mut encoded, context) = self.encode(function, arguments, recorded)?;
         let sent = context.as_ref().and_then(|t| t.crossing);
         let op = Op::Call {
@@ -73,7 +88,10 @@ impl Caller {
 
     /// Calls a function that makes a value on a rank; the reference to it is there at once.
     pub(super) async fn create(&self, to: u32, function: &Function, refs: &[Ref]) -> Result<Ref> {
-        let arguments = Arguments { refs, ..Default::default() };
+        let arguments = Arguments {
+            refs,
+            ..Default::default()
+        };
         let (mut encoded, context) = self.encode(function, arguments, Recorded::WithGradients)?;
         let size = encoded.payload.size();
         self.room(to, size).await?;
@@ -106,10 +124,12 @@ impl Caller {
             && matches!(error.root(), ErrorKind::NoSuchValue { .. })
         {
             let (id, rank) = (of.id(), self.rank);
-            self.sim
-                .world()
-                .checks
-                .violate(|| format!("rank {rank} holds value {} of rank {}, and can't fetch it: {error}", id.value, id.owner));
+            self.sim.world().checks.violate(|| {
+                format!(
+                    "rank {rank} holds value {} of rank {}, and can't fetch it: {error}",
+                    id.value, id.owner
+                )
+            });
         }
         results
     }
@@ -127,7 +147,10 @@ impl Caller {
     pub(super) async fn local(&self, of: &Ref) -> Result<Value> {
         let (rank, value) = (self.rank, of.id().value);
         let look = |world: &mut World| world.nodes[rank as usize].rank.lookup("local", value).transpose();
-        self.sim.until(rank, None, None, look).await.unwrap_or_else(|| Err(Error::user("no value")))
+        self.sim
+            .until(rank, None, None, look)
+            .await
+            .unwrap_or_else(|| Err(Error::user("no value")))
     }
 
     fn records(&self) -> bool {
@@ -201,7 +224,11 @@ impl Caller {
                 let node = &world.nodes[rank as usize];
                 let found = node.rank.fills_window(to);
                 let word = found.and_then(|id| node.waiting.get(&id)?.heard.get());
-                heard = if found == oldest { heard.max(word.unwrap_or(start)) } else { world.now };
+                heard = if found == oldest {
+                    heard.max(word.unwrap_or(start))
+                } else {
+                    world.now
+                };
                 (world.now, found)
             };
             oldest = found;
@@ -277,9 +304,13 @@ impl Caller {
         let mut world = self.sim.world();
         world.checks.count("a wait times out");
         let (now, rank) = (world.now, self.rank);
-        world.trace.note(|| format!("{now:>12.3?}  rank {rank} gives up on rank {to}: {operation}"));
+        world
+            .trace
+            .note(|| format!("{now:>12.3?}  rank {rank} gives up on rank {to}: {operation}"));
         if !world.checks.lossy {
-            world.checks.violate(|| format!("rank {rank} gives up on rank {to} ({operation}), though nothing is lost"));
+            world
+                .checks
+                .violate(|| format!("rank {rank} gives up on rank {to} ({operation}), though nothing is lost"));
         }
         ErrorKind::Timeout {
             operation: operation.into(),

@@ -135,7 +135,12 @@ impl Checks {
         }
         let last = self.last_steps.insert((rank, client), number);
         if last.is_some_and(|l| l >= number) {
-            self.violate(|| format!("rank {rank} applies step {number} of client {client} after step {}", last.unwrap_or(0)));
+            self.violate(|| {
+                format!(
+                    "rank {rank} applies step {number} of client {client} after step {}",
+                    last.unwrap_or(0)
+                )
+            });
         }
         self.count("an owner applies a step");
     }
@@ -161,12 +166,16 @@ impl World {
 
     /// A value is freed.
     pub(super) fn check_freed(&mut self, rank: u32, value: &Value) {
-        let Some(&id) = value.id.get().filter(|_| self.is_checked()) else { return };
+        let Some(&id) = value.id.get().filter(|_| self.is_checked()) else {
+            return;
+        };
         self.checks.count("a value is freed");
         match self.checks.values.insert(id, true) {
             Some(false) => {}
             Some(true) => self.checks.violate(|| format!("value {} was freed twice on rank {rank}", id.value)),
-            None => self.checks.violate(|| format!("value {} was freed on rank {rank}, where it wasn't made", id.value)),
+            None => self
+                .checks
+                .violate(|| format!("value {} was freed on rank {rank}, where it wasn't made", id.value)),
         }
         if self.handles.is_held(id) {
             self.checks
@@ -177,8 +186,12 @@ impl World {
                 .violate(|| format!("value {} was freed on rank {rank} while a reference to it is on the way", id.value));
         }
         if let Some(holder) = self.nodes.iter().position(|n| !n.stopped && n.rank.carries(id)) {
-            self.checks
-                .violate(|| format!("value {} was freed on rank {rank} while a request that waits on rank {holder} holds it", id.value));
+            self.checks.violate(|| {
+                format!(
+                    "value {} was freed on rank {rank} while a request that waits on rank {holder} holds it",
+                    id.value
+                )
+            });
         }
     }
 
@@ -189,10 +202,11 @@ impl World {
             return;
         }
         let late = self.frames().find(|f| {
-            !f.again && !matches!(
-                crate::wire::parse_header(&f.header),
-                Ok((Message::Wave { .. }, ..)) | Ok((Message::Quiet { .. }, ..))
-            )
+            !f.again
+                && !matches!(
+                    crate::wire::parse_header(&f.header),
+                    Ok((Message::Wave { .. }, ..)) | Ok((Message::Quiet { .. }, ..))
+                )
         });
         if let Some((from, to)) = late.map(|f| (f.from, f.to)) {
             self.checks
@@ -237,7 +251,10 @@ impl World {
             let (known, told) = (met.contains(&(context, rank)), releases.get(&(context, rank)).copied().unwrap_or(0));
             if context.rank() != rank && u64::from(known) != told {
                 return self.checks.violate(|| {
-                    format!("context {context} was released {told} times on rank {rank}, which met it {} times", u64::from(known))
+                    format!(
+                        "context {context} was released {told} times on rank {rank}, which met it {} times",
+                        u64::from(known)
+                    )
                 });
             }
         }

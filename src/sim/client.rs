@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::caller::{Arguments, Call, Caller, Results};
+use super::caller::{Arguments, Call, Caller, Results, gate};
 use super::functions::draw;
 use super::handle::Ref;
 use super::node::Body;
@@ -290,7 +290,11 @@ impl Session {
             }
         }
         let size = trees.iter().map(Tree::len).sum::<usize>();
-        self.count(if size > trees.len() { "a tree of calls" } else { "a call in a context" });
+        self.count(if size > trees.len() {
+            "a tree of calls"
+        } else {
+            "a call in a context"
+        });
         if let Some(error) = failure {
             if let Some(open) = self.context(context) {
                 open.whole = false;
@@ -348,7 +352,9 @@ impl Session {
         if unreached && whole && !tainted && !self.parted {
             let client = self.client;
             let mut world = self.caller.sim.world();
-            world.checks.violate(|| format!("client {client}: all takes part, and yet: {error}"));
+            world
+                .checks
+                .violate(|| format!("client {client}: all takes part, and yet: {error}"));
         }
         if let Some(open) = self.context(context) {
             open.whole = false;
@@ -393,11 +399,7 @@ impl Session {
         let (_, place, of) = self.parameters[of % self.parameters.len()].clone();
         let Some(open) = self.context(context) else { return Ok(None) };
         let (id, caller) = (open.recording.id, open.caller.clone());
-        let gate = Gate {
-            queued: false,
-            gradients_of: Some(id),
-            ..Gate::default()
-        };
+        let gate = gate(false, id);
         let gradient = Tensor::from_vec(draw(77, 3), 3)?;
         let arguments = Arguments {
             tensors: std::slice::from_ref(&gradient),
@@ -405,7 +407,13 @@ impl Session {
             ids: &[],
         };
         let call = caller
-            .issue(caller.sim.world_rank(place), &Function::Accumulate(id), arguments, gate, Recorded::Always)
+            .issue(
+                caller.sim.world_rank(place),
+                &Function::Accumulate(id),
+                arguments,
+                gate,
+                Recorded::Always,
+            )
             .await?;
         caller.results(call).await?;
         self.count("a gradient is added by hand");
@@ -425,6 +433,7 @@ impl Session {
         let (recording, caller, number) = (Arc::clone(&open.recording), open.caller.clone(), open.backwards);
         let (sim, rank, id) = (caller.sim.clone(), caller.rank, recording.id);
         let done = Rc::new(Cell::new(false));
+        let second = Arc::clone(&recording);
         let flag = Rc::clone(&done);
         let background = caller.clone();
         sim.spawn(rank, Arc::from([]), async move {
@@ -440,14 +449,10 @@ impl Session {
             Racing::Step => self.step(0, context).await.map(drop),
             Racing::Gradients => self.gradients(context).await.map(drop),
             Racing::Backward => {
-                let roots: Vec<Tensor> = Vec::new();
-                self.context(context).map(|o| o.backwards += 1);
-                let number = number + 1;
-                let recording = self.context(context).map(|o| Arc::clone(&o.recording));
-                match recording {
-                    Some(recording) if !done.get() => caller_refuses(&caller, &recording, number, roots).await,
-                    _ => Ok(()),
+                if let Some(open) = self.context(context) {
+                    open.backwards += 1;
                 }
+                caller.backward(&second, number + 1, Mode::Exact, false, Vec::new()).await
             }
             Racing::Release => {
                 let at = context % self.contexts.len();
@@ -494,7 +499,11 @@ impl Session {
                 ..Default::default()
             };
             let function = Function::MakeOptimizer { id, momentum };
-            calls.push(self.caller.issue(owner, &function, arguments, Gate::default(), Recorded::Never).await);
+            calls.push(
+                self.caller
+                    .issue(owner, &function, arguments, Gate::default(), Recorded::Never)
+                    .await,
+            );
         }
         let outcome = self.all(calls).await;
         self.count("an optimizer is made");
@@ -547,14 +556,14 @@ impl Session {
             client: self.client,
             number: self.steps,
         };
-        let gate = Gate {
-            queued: true,
-            gradients_of: Some(id),
-            ..Gate::default()
-        };
+        let gate = gate(true, id);
         let mut calls = Vec::new();
         for &owner in &made.owners {
-            calls.push(self.caller.issue(owner, &function, Arguments::default(), gate, Recorded::Never).await);
+            calls.push(
+                self.caller
+                    .issue(owner, &function, Arguments::default(), gate, Recorded::Never)
+                    .await,
+            );
         }
         let answered = self.all(calls).await?;
         let mut world = self.caller.sim.world();
@@ -573,34 +582,24 @@ impl Session {
         };
         for &owner in &made.owners {
             let function = Function::DropOptimizer { id: made.id };
-            let call = caller.issue(owner, &function, Arguments::default(), Gate::default(), Recorded::Never).await;
+            let call = caller
+                .issue(owner, &function, Arguments::default(), Gate::default(), Recorded::Never)
+                .await;
             drop(call);
         }
     }
 }
 
-/// A second backward of a context is refused.
-async fn caller_refuses(caller: &Caller, recording: &Recording, number: u32, roots: Vec<Tensor>) -> Result<()> {
-    let begun = caller.sim.step(caller.rank, |n| {
-        n.rank.check_gradients("backward", recording.id)
-    });
-    drop(roots);
-    let _ = number;
-    begun
-}
-
 async fn gradient(caller: &Caller, context: ContextId, place: u32, of: &Ref) -> Result<Option<Vec<u64>>> {
-    let gate = Gate {
-        queued: false,
-        gradients_of: Some(context),
-        ..Gate::default()
-    };
+    let gate = gate(false, context);
     let arguments = Arguments {
         refs: std::slice::from_ref(of),
         ..Default::default()
     };
     let to = caller.sim.world_rank(place);
-    let call = caller.issue(to, &Function::GradientOf(context), arguments, gate, Recorded::Always).await?;
+    let call = caller
+        .issue(to, &Function::GradientOf(context), arguments, gate, Recorded::Always)
+        .await?;
     let found = caller.results(call).await?.tensors;
     found.first().map(bits).transpose()
 }
@@ -686,6 +685,6 @@ pub(super) async fn main(sim: Sim, rank: u32, serves: u32, leads: bool, clients:
 async fn end_epoch(sim: &Sim, rank: u32, finishing: bool) {
     let before = sim.world().nodes[rank as usize].ended;
     sim.step(rank, |n| n.rank.enter_end(finishing));
-    sim.until(rank, None, None, |w| (w.nodes[rank as usize].ended > before).then_some(())).await;
+    sim.until(rank, None, None, |w| (w.nodes[rank as usize].ended > before).then_some(()))
+        .await;
 }
-

@@ -220,12 +220,18 @@ impl Caller {
         let size = self.sim.world().size();
         let function = Function::Spread { fan_out };
         let mut calls = Vec::new();
-        for child in (1..=fan_out).map(|k| self.rank.saturating_mul(fan_out).saturating_add(k)).filter(|&c| c < size) {
+        for child in (1..=fan_out)
+            .map(|k| self.rank.saturating_mul(fan_out).saturating_add(k))
+            .filter(|&c| c < size)
+        {
             let arguments = Arguments {
                 tensors: std::slice::from_ref(&input),
                 ..Default::default()
             };
-            calls.push(self.issue(child, &function, arguments, Gate::default(), Recorded::WithGradients).await?);
+            calls.push(
+                self.issue(child, &function, arguments, Gate::default(), Recorded::WithGradients)
+                    .await?,
+            );
         }
         let mut sum = input.mul_scalar(0.5)?;
         for call in calls {
@@ -343,9 +349,15 @@ impl Caller {
         self.sim.world().checks.count("references are sent to a function");
         let ids: Vec<RefId> = refs.iter().map(Ref::id).collect();
         let arguments = if exchange.by_id {
-            Arguments { ids: &ids, ..Default::default() }
+            Arguments {
+                ids: &ids,
+                ..Default::default()
+            }
         } else {
-            Arguments { refs, ..Default::default() }
+            Arguments {
+                refs,
+                ..Default::default()
+            }
         };
         let function = Function::Exchange(exchange.clone());
         self.issue(to, &function, arguments, Gate::default(), Recorded::Never).await
@@ -356,10 +368,17 @@ impl Caller {
         self.work(tree.micros).await;
         let mut sum = input;
         for (k, &(wanted, fetched)) in tree.uses.iter().enumerate() {
-            let Some((_, owner, of)) = parameters.iter().find(|p| p.0 == wanted) else { continue };
+            let Some((_, owner, of)) = parameters.iter().find(|p| p.0 == wanted) else {
+                continue;
+            };
             let w = if fetched || *owner != tree.place {
                 self.sim.world().checks.count("a parameter is fetched");
-                self.fetch(of).await?.tensors.into_iter().next().ok_or_else(|| Error::user("no tensor"))?
+                self.fetch(of)
+                    .await?
+                    .tensors
+                    .into_iter()
+                    .next()
+                    .ok_or_else(|| Error::user("no tensor"))?
             } else {
                 self.parameter(Some(of)).await?
             };

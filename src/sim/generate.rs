@@ -12,14 +12,20 @@ use crate::protocol::Mode;
 /// The program of a seed.
 pub(super) fn program(seed: u64) -> Program {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    let ranks = if rng.random_bool(0.7) { rng.random_range(4..=6) } else { rng.random_range(7..=16) };
+    let ranks = if rng.random_bool(0.7) {
+        rng.random_range(4..=6)
+    } else {
+        rng.random_range(7..=16)
+    };
     let clients = (0..rng.random_range(1..=3)).map(|_| client(&mut rng, ranks)).collect();
     let jitter = *[1, 20, 200, 1000].choose(&mut rng).unwrap_or(&20);
     let mut program = Program {
         seed,
         ranks,
         clients,
-        serves: (0..ranks).map(|_| if rng.random_bool(0.15) { rng.random_range(1..=2) } else { 0 }).collect(),
+        serves: (0..ranks)
+            .map(|_| if rng.random_bool(0.15) { rng.random_range(1..=2) } else { 0 })
+            .collect(),
         leads: rng.random_bool(0.2),
         jitter,
         faults: Vec::new(),
@@ -95,7 +101,9 @@ fn training(rng: &mut ChaCha8Rng, ranks: u32, ops: &mut Vec<Op>) {
             ops.push(Op::Gradients { context: 0 });
         }
         ops.push(Op::Step { optimizer: 0, context: 0 });
-        ops.push(Op::Fetch { of: rng.random_range(0..3) });
+        ops.push(Op::Fetch {
+            of: rng.random_range(0..3),
+        });
         if rng.random_bool(0.7) {
             ops.push(Op::Release {
                 context: 0,
@@ -225,7 +233,9 @@ fn tree(rng: &mut ChaCha8Rng, ranks: u32, depth: u32) -> Tree {
     let children = if depth > 0 { [0, 0, 1, 1, 2, 3][rng.random_range(0..6)] } else { 0 };
     Tree {
         place: rng.random_range(0..ranks),
-        uses: (0..rng.random_range(0..=2)).map(|_| (rng.random_range(0..3), rng.random_bool(0.3))).collect(),
+        uses: (0..rng.random_range(0..=2))
+            .map(|_| (rng.random_range(0..3), rng.random_bool(0.3)))
+            .collect(),
         children: (0..children).map(|_| tree(rng, ranks, depth - 1)).collect(),
         parallel: rng.random_bool(0.6),
         used: rng.random_bool(0.93),

@@ -96,6 +96,8 @@ impl<'de> Deserialize<'de> for Ref {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let id = RefId::deserialize(deserializer)?;
         let handle = wire::take_reference(id).and_then(|h| h.downcast::<Handle>().ok());
-        handle.map(Ref).ok_or_else(|| D::Error::custom("a reference that its message doesn't announce"))
+        handle
+            .map(Ref)
+            .ok_or_else(|| D::Error::custom("a reference that its message doesn't announce"))
     }
 }

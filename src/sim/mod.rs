@@ -16,6 +16,8 @@ mod program;
 mod run;
 mod scale;
 mod shrink;
+#[cfg(test)]
+mod tests;
 mod trace;
 mod world;
 

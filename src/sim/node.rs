@@ -12,7 +12,7 @@ use super::program::Fault;
 use super::world::{Event, Frame, JobId, Sim, World};
 use crate::mutant::{self, Mutant};
 use crate::optim::Optimizer;
-use crate::protocol::{Action, ContextId, Message, Op, OptimizerId, Rank, RefId, RequestId, Status, TaskId, Window, Work};
+use crate::protocol::{Action, ContextId, Input, Message, Op, OptimizerId, Rank, RefId, RequestId, Status, TaskId, Window, Work};
 use crate::rpc::Recording;
 use crate::tensor::{Data, Tensor};
 use crate::wire::{self, Delivered, Payload};
@@ -36,10 +36,7 @@ pub(crate) enum Body {
 
 impl Stored {
     pub(super) fn new(body: Body) -> Value {
-        Arc::new(Stored {
-            id: OnceLock::new(),
-            body,
-        })
+        Arc::new(Stored { id: OnceLock::new(), body })
     }
 }
 
@@ -134,14 +131,17 @@ impl Node {
     }
 }
 
+/// A task, and what keeps its references alive.
+type Begun = (TaskId, Work<Value, Payload>, Vec<(RefId, wire::Handle)>);
+
 /// What a step leaves to do without the world.
 #[derive(Default)]
 struct After {
     values: Vec<Value>,
     forgotten: Vec<Arc<Recording>>,
     replies: Vec<Result<Delivered>>,
-    tasks: Vec<(TaskId, Work<Value, Payload>, Vec<(RefId, wire::Handle)>)>,
-    engines: Vec<(ContextId, bool, Vec<crate::protocol::Input<Payload>>)>,
+    tasks: Vec<Begun>,
+    engines: Vec<(ContextId, bool, Vec<Input<Payload>>)>,
 }
 
 impl Sim {
@@ -229,7 +229,9 @@ impl Sim {
         let limit = {
             let mut world = self.world();
             let world = &mut *world;
-            world.trace.note(|| format!("{:>12.3?}  {to} <- {from}  {}", world.now, shown(&message)));
+            world
+                .trace
+                .note(|| format!("{:>12.3?}  {to} <- {from}  {}", world.now, shown(&message)));
             if let Message::Request { id, op, .. } = &message {
                 world.nodes[to as usize].expect(TaskId { from, request: *id }, op);
             }
@@ -265,7 +267,11 @@ impl Sim {
             Message::Request { id, op, refs } => self.step(to, |n| n.rank.refuse_request(from, id, op, refs, error)),
             Message::Reply { id, answer, refs, .. } => {
                 let outcome = Err(error);
-                let payload = Payload { bytes, segments: Vec::new(), slots };
+                let payload = Payload {
+                    bytes,
+                    segments: Vec::new(),
+                    slots,
+                };
                 self.step(to, |n| n.rank.receive(from, Message::Reply { id, answer, outcome, refs }, payload));
             }
             other => self.step(to, |n| n.rank.receive(from, other, Payload::default())),
@@ -404,7 +410,8 @@ impl World {
             for fault in &self.faults {
                 match *fault {
                     Fault::DropReplies { every } if self.replies.is_multiple_of(every) => {
-                        self.trace.note(|| format!("{:>12.3?}  the reply of {from} to {to}'s request {id} is lost", self.now));
+                        self.trace
+                            .note(|| format!("{:>12.3?}  the reply of {from} to {to}'s request {id} is lost", self.now));
                         self.checks.count("a reply is lost");
                         copies = 0;
                     }
@@ -443,9 +450,7 @@ fn shown(message: &Message) -> String {
     match message {
         Message::Request { id, op, refs } => {
             let what = match op {
-                Op::Call {
-                    create, context, gate, ..
-                } => {
+                Op::Call { create, context, gate, .. } => {
                     let mut what = "call".to_owned();
                     if let Some(value) = create {
                         what += &format!(" making {value}");
@@ -472,7 +477,12 @@ fn shown(message: &Message) -> String {
             };
             format!("request {id}: {what}{}", with(refs))
         }
-        Message::Reply { id, answer, outcome: o, refs } => {
+        Message::Reply {
+            id,
+            answer,
+            outcome: o,
+            refs,
+        } => {
             let child = if answer.new_child { ", a new child" } else { "" };
             format!("reply to {id}: {}{child}{}", outcome(o), with(refs))
         }

@@ -88,7 +88,12 @@ pub(crate) enum Op {
     /// Calls a tree of functions in a context.
     Forward { context: usize, trees: Vec<Tree> },
     /// Goes back from the newest loss of a context, or from all.
-    Backward { context: usize, mode: Mode, retain: bool, all: bool },
+    Backward {
+        context: usize,
+        mode: Mode,
+        retain: bool,
+        all: bool,
+    },
     /// Reads the gradients of all parameters in a context.
     Gradients { context: usize },
     /// Adds to a gradient in a context.
@@ -183,16 +188,33 @@ impl Tree {
 /// A remote function, as it travels.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum Function {
-    Make { seed: u64 },
+    Make {
+        seed: u64,
+    },
     MakeFails,
     Nest,
     Exchange(Exchange),
-    Node { tree: Tree, parameters: Vec<(usize, u32)> },
+    Node {
+        tree: Tree,
+        parameters: Vec<(usize, u32)>,
+    },
     GradientOf(ContextId),
     Accumulate(ContextId),
-    MakeOptimizer { id: OptimizerId, momentum: bool },
-    Step { id: OptimizerId, context: ContextId, client: usize, number: u64 },
-    DropOptimizer { id: OptimizerId },
+    MakeOptimizer {
+        id: OptimizerId,
+        momentum: bool,
+    },
+    Step {
+        id: OptimizerId,
+        context: ContextId,
+        client: usize,
+        number: u64,
+    },
+    DropOptimizer {
+        id: OptimizerId,
+    },
     /// Calls ranks below this one in a tree of so many branches each, and adds up.
-    Spread { fan_out: u32 },
+    Spread {
+        fan_out: u32,
+    },
 }

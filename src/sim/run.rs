@@ -106,7 +106,11 @@ fn start(sim: &Sim, program: &Program, logs: &[Log]) -> Vec<Rc<Cell<bool>>> {
     sim.world().mains = size as usize;
     for (rank, clients) in (0..size).zip(here) {
         let serves = if size == 1 { 0 } else { program.serves[rank as usize] };
-        sim.spawn(rank, Arc::from([]), client::main(sim.clone(), rank, serves, program.leads && size > 1, clients));
+        sim.spawn(
+            rank,
+            Arc::from([]),
+            client::main(sim.clone(), rank, serves, program.leads && size > 1, clients),
+        );
     }
     sim.run();
     done

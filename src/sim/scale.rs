@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::caller::{Arguments, Call, Caller};
+use super::caller::{Arguments, Call, Caller, gate};
 use super::client;
 use super::functions::draw;
 use super::handle::Ref;
@@ -75,15 +75,30 @@ pub fn scale(ranks: u32, model: LogGp, fan_out: u32) -> Result<Vec<Cost>> {
         costs: Vec::new(),
     };
     let id = OptimizerId::new(0, 1);
-    measured.phase("put a parameter on each rank", put(caller.clone(), Rc::clone(&measured.state), ranks));
-    measured.phase("make an optimizer over N owners", make(caller.clone(), Rc::clone(&measured.state), id));
+    measured.phase(
+        "put a parameter on each rank",
+        put(caller.clone(), Rc::clone(&measured.state), ranks),
+    );
+    measured.phase(
+        "make an optimizer over N owners",
+        make(caller.clone(), Rc::clone(&measured.state), id),
+    );
     measured.phase("call N ranks in a context", forward(caller.clone(), Rc::clone(&measured.state)));
     measured.phase("backward over N ranks", backward(Rc::clone(&measured.state)));
     measured.phase("step over N owners", step(caller.clone(), Rc::clone(&measured.state), id));
-    measured.phase("release a context, met through one rank", release(caller.clone(), Rc::clone(&measured.state)));
-    measured.phase("call a tree of N ranks", spread(caller.clone(), Rc::clone(&measured.state), fan_out));
+    measured.phase(
+        "release a context, met through one rank",
+        release(caller.clone(), Rc::clone(&measured.state)),
+    );
+    measured.phase(
+        "call a tree of N ranks",
+        spread(caller.clone(), Rc::clone(&measured.state), fan_out),
+    );
     measured.phase("backward over a tree", backward(Rc::clone(&measured.state)));
-    measured.phase("release a context, met along a tree", release(caller.clone(), Rc::clone(&measured.state)));
+    measured.phase(
+        "release a context, met along a tree",
+        release(caller.clone(), Rc::clone(&measured.state)),
+    );
     measured.phase("drop all", drop_all(caller.clone(), Rc::clone(&measured.state), id));
     measured.end();
     drop(caller);
@@ -164,7 +179,11 @@ async fn make(caller: Caller, state: Rc<RefCell<State>>, id: OptimizerId) -> Res
             ..Default::default()
         };
         let function = Function::MakeOptimizer { id, momentum: false };
-        calls.push(caller.issue(of.id().owner, &function, arguments, Gate::default(), Recorded::Never).await?);
+        calls.push(
+            caller
+                .issue(of.id().owner, &function, arguments, Gate::default(), Recorded::Never)
+                .await?,
+        );
     }
     all(&caller, calls).await.map(drop)
 }
@@ -256,14 +275,14 @@ async fn step(caller: Caller, state: Rc<RefCell<State>>, id: OptimizerId) -> Res
         client: 0,
         number: 1,
     };
-    let gate = Gate {
-        queued: true,
-        gradients_of: Some(context),
-        ..Gate::default()
-    };
+    let gate = gate(true, context);
     let mut calls = Vec::new();
     for of in parameters {
-        calls.push(caller.issue(of.id().owner, &function, Arguments::default(), gate, Recorded::Never).await?);
+        calls.push(
+            caller
+                .issue(of.id().owner, &function, Arguments::default(), gate, Recorded::Never)
+                .await?,
+        );
     }
     all(&caller, calls).await.map(drop)
 }
@@ -284,7 +303,11 @@ async fn drop_all(caller: Caller, state: Rc<RefCell<State>>, id: OptimizerId) ->
     let mut calls = Vec::new();
     for of in &parameters {
         let (owner, function) = (of.id().owner, Function::DropOptimizer { id });
-        calls.push(caller.issue(owner, &function, Arguments::default(), Gate::default(), Recorded::Never).await?);
+        calls.push(
+            caller
+                .issue(owner, &function, Arguments::default(), Gate::default(), Recorded::Never)
+                .await?,
+        );
     }
     all(&caller, calls).await?;
     drop(parameters);

@@ -151,10 +151,19 @@ fn simpler_tree(tree: &Tree) -> Vec<Tree> {
         all.push(fewer);
     }
     for plain in [
-        Tree { large: false, ..tree.clone() },
-        Tree { extra: false, ..tree.clone() },
+        Tree {
+            large: false,
+            ..tree.clone()
+        },
+        Tree {
+            extra: false,
+            ..tree.clone()
+        },
         Tree { micros: 0, ..tree.clone() },
-        Tree { parallel: false, ..tree.clone() },
+        Tree {
+            parallel: false,
+            ..tree.clone()
+        },
     ] {
         if format!("{plain:?}") != format!("{tree:?}") {
             all.push(plain);

@@ -52,10 +52,17 @@ pub(super) enum Event {
     /// A job may go on.
     Resume(JobId),
     /// Values are dropped.
-    Callback { rank: u32, values: Vec<Value> },
+    Callback {
+        rank: u32,
+        values: Vec<Value>,
+    },
     /// A rank looks whether handles were dropped.
-    Poll { rank: u32 },
-    Stop { rank: u32 },
+    Poll {
+        rank: u32,
+    },
+    Stop {
+        rank: u32,
+    },
 }
 
 struct Entry {
