@@ -206,7 +206,7 @@ impl Session {
                 self.caller.sim.poll_soon(self.caller.rank);
             }
             Op::Open => self.open()?,
-            Op::Forward { context, trees } => return self.forward(*context, trees).await,
+            Op::Forward { context, trees, waits } => return self.forward(*context, trees, *waits).await,
             Op::Backward {
                 context,
                 mode,
@@ -229,7 +229,7 @@ impl Session {
                 }
             }
             Op::MakeOptimizer { momentum } => return self.make_optimizer(*momentum).await,
-            Op::Step { optimizer, context } => return self.step(*optimizer, *context).await,
+            Op::Step { optimizer, context, times } => return self.step(*optimizer, *context, *times).await,
             Op::DropOptimizer { optimizer } => {
                 if !self.optimizers.is_empty() {
                     let made = self.optimizers.swap_remove(optimizer % self.optimizers.len());
@@ -272,7 +272,7 @@ impl Session {
         self.contexts.get_mut(context.checked_rem(n)?)
     }
 
-    async fn forward(&mut self, context: usize, trees: &[Tree]) -> Result<Option<Seen>> {
+    async fn forward(&mut self, context: usize, trees: &[Tree], waits: bool) -> Result<Option<Seen>> {
         let known = self.parameters.clone();
         let Some(open) = self.context(context) else { return Ok(None) };
         open.whole &= trees.iter().all(Tree::is_whole);
@@ -281,6 +281,15 @@ impl Session {
         let mut calls: Vec<(&Tree, Call)> = Vec::new();
         for tree in trees {
             calls.push((tree, caller.forward(tree, &leaf, &known).await?));
+        }
+        if !waits {
+            self.count("calls of a context are left alone");
+            if let Some(open) = self.context(context) {
+                // They may still record when a backward begins.
+                open.whole = false;
+                open.tainted = true;
+            }
+            return Ok(None);
         }
         let (mut sums, mut failure) = (Vec::new(), None);
         for (tree, call) in calls {
@@ -446,7 +455,7 @@ impl Session {
         sim.pause(rank).await;
         self.count("something races with a backward");
         let seen = match what {
-            Racing::Step => self.step(0, context).await.map(drop),
+            Racing::Step => self.step(0, context, 1).await.map(drop),
             Racing::Gradients => self.gradients(context).await.map(drop),
             Racing::Backward => {
                 if let Some(open) = self.context(context) {
@@ -538,7 +547,7 @@ impl Session {
         failure.map_or(Ok(results), Err)
     }
 
-    async fn step(&mut self, optimizer: usize, context: usize) -> Result<Option<Seen>> {
+    async fn step(&mut self, optimizer: usize, context: usize, times: usize) -> Result<Option<Seen>> {
         let Some(id) = self.context(context).map(|o| o.recording.id) else {
             return Ok(None);
         };
@@ -549,21 +558,23 @@ impl Session {
         self.caller.sim.world().nodes[self.caller.rank as usize]
             .rank
             .check_gradients("step", id)?;
-        self.steps += 1;
-        let function = Function::Step {
-            id: made.id,
-            context: id,
-            client: self.client,
-            number: self.steps,
-        };
         let gate = gate(true, id);
         let mut calls = Vec::new();
-        for &owner in &made.owners {
-            calls.push(
-                self.caller
-                    .issue(owner, &function, Arguments::default(), gate, Recorded::Never)
-                    .await,
-            );
+        for _ in 0..times {
+            self.steps += 1;
+            let function = Function::Step {
+                id: made.id,
+                context: id,
+                client: self.client,
+                number: self.steps,
+            };
+            for &owner in &made.owners {
+                calls.push(
+                    self.caller
+                        .issue(owner, &function, Arguments::default(), gate, Recorded::Never)
+                        .await,
+                );
+            }
         }
         let answered = self.all(calls).await?;
         let mut world = self.caller.sim.world();

@@ -17,7 +17,14 @@ pub(super) fn program(seed: u64) -> Program {
     } else {
         rng.random_range(7..=16)
     };
-    let clients = (0..rng.random_range(1..=3)).map(|_| client(&mut rng, ranks)).collect();
+    let mut clients: Vec<Client> = (0..rng.random_range(1..=3)).map(|_| client(&mut rng, ranks)).collect();
+    for op in clients.iter_mut().flat_map(|c| &mut c.ops) {
+        match op {
+            Op::Forward { waits, .. } => *waits = rng.random_bool(0.85),
+            Op::Step { times, .. } if rng.random_bool(0.3) => *times = 3,
+            _ => {}
+        }
+    }
     let jitter = *[1, 20, 200, 1000].choose(&mut rng).unwrap_or(&20);
     let mut program = Program {
         seed,
@@ -100,7 +107,11 @@ fn training(rng: &mut ChaCha8Rng, ranks: u32, ops: &mut Vec<Op>) {
             ops.push(backward(rng));
             ops.push(Op::Gradients { context: 0 });
         }
-        ops.push(Op::Step { optimizer: 0, context: 0 });
+        ops.push(Op::Step {
+            optimizer: 0,
+            context: 0,
+            times: 1,
+        });
         ops.push(Op::Fetch {
             of: rng.random_range(0..3),
         });
@@ -125,6 +136,7 @@ fn forward(rng: &mut ChaCha8Rng, ranks: u32) -> Op {
     Op::Forward {
         context: rng.random_range(0..4),
         trees,
+        waits: true,
     }
 }
 
@@ -179,7 +191,11 @@ fn any(rng: &mut ChaCha8Rng, ranks: u32) -> Op {
         35 => Op::MakeOptimizer {
             momentum: rng.random_bool(0.5),
         },
-        36 | 37 => Op::Step { optimizer: of, context },
+        36 | 37 => Op::Step {
+            optimizer: of,
+            context,
+            times: 1,
+        },
         38 => Op::DropOptimizer { optimizer: of },
         _ => Op::Sleep {
             micros: rng.random_range(0..5000),

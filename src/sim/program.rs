@@ -85,8 +85,8 @@ pub(crate) enum Op {
     DropKept,
     /// Opens a context.
     Open,
-    /// Calls a tree of functions in a context.
-    Forward { context: usize, trees: Vec<Tree> },
+    /// Calls a tree of functions in a context; may leave without the answers.
+    Forward { context: usize, trees: Vec<Tree>, waits: bool },
     /// Goes back from the newest loss of a context, or from all.
     Backward {
         context: usize,
@@ -104,8 +104,8 @@ pub(crate) enum Op {
     Release { context: usize, waits: bool },
     /// Makes an optimizer over the parameters.
     MakeOptimizer { momentum: bool },
-    /// Steps an optimizer with a context's gradients.
-    Step { optimizer: usize, context: usize },
+    /// Steps an optimizer with a context's gradients, so many times at once.
+    Step { optimizer: usize, context: usize, times: usize },
     /// Drops an optimizer.
     DropOptimizer { optimizer: usize },
     /// Waits for a while.

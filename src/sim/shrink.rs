@@ -78,7 +78,7 @@ fn candidates(program: &Program) -> Vec<Program> {
 
 fn simpler(op: &Op) -> Vec<Op> {
     match op {
-        Op::Forward { context, trees } => {
+        Op::Forward { context, trees, waits } => {
             let mut all = Vec::new();
             for t in 0..trees.len() {
                 if trees.len() > 1 {
@@ -87,6 +87,7 @@ fn simpler(op: &Op) -> Vec<Op> {
                     all.push(Op::Forward {
                         context: *context,
                         trees: fewer,
+                        waits: *waits,
                     });
                 }
                 for tree in simpler_tree(&trees[t]) {
@@ -95,6 +96,7 @@ fn simpler(op: &Op) -> Vec<Op> {
                     all.push(Op::Forward {
                         context: *context,
                         trees: changed,
+                        waits: *waits,
                     });
                 }
             }
