@@ -1,5 +1,6 @@
 # make demo    trains a network on handwritten digits over 4 ranks
 # make test    checks everything, under each MPI there is
+# make sim     random programs over simulated ranks; sim-mutants: does it find faults? sim-scale: what costs what on many ranks
 # make setup   installs what is missing (Debian, Ubuntu), or says how
 # make lint    formatting and clippy
 # make doc     the documentation, in target/doc
@@ -7,7 +8,7 @@
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
-.PHONY: demo test setup lint doc bench
+.PHONY: demo test sim sim-mutants sim-scale setup lint doc bench
 
 # Both MPIs may be installed: the build and the launcher must mean the same one.
 CHOOSE := source scripts/mpi; export MPI=$$(mpi_kinds | head -n 1) OPENBLAS_NUM_THREADS=1; export MPICC=$$(mpi_tool mpicc $$MPI);
@@ -20,11 +21,22 @@ test:
 	@scripts/setup --quiet --tests
 	@scripts/test
 
+# SEEDS=N for more or fewer, SEED=S for one of them and all that happens in it.
+SEEDS ?= 100000
+sim:
+	@$(CHOOSE) cargo run --quiet --release --features sim --example sim -- $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+
+sim-mutants:
+	@$(CHOOSE) cargo run --quiet --release --features sim --example sim -- --mutants --seeds 10000
+
+sim-scale:
+	@$(CHOOSE) cargo run --quiet --release --features sim --example scale_sim -- $(ARGS)
+
 setup:
 	@scripts/setup --tests
 
 lint:
-	@$(CHOOSE) cargo fmt --check && cargo clippy --all-targets -- -D warnings
+	@$(CHOOSE) cargo fmt --check && cargo clippy --all-targets --features sim -- -D warnings
 
 bench:
 	@$(CHOOSE) cargo bench --bench step

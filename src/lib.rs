@@ -13,12 +13,16 @@ pub mod autograd;
 pub mod config;
 pub mod dist;
 mod error;
+mod mutant;
 pub mod optim;
 pub mod prelude;
 mod protocol;
 pub mod rpc;
 mod rref;
 mod runtime;
+#[cfg(any(test, feature = "sim"))]
+#[doc(hidden)]
+pub mod sim;
 pub mod tensor;
 pub mod transport;
 mod wire;

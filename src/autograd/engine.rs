@@ -5,6 +5,7 @@ use std::collections::{BinaryHeap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
+use crate::mutant::{self, Mutant};
 use crate::tensor::graph::{Edge, Key, Kind, Node};
 use crate::tensor::{Data, Gradient, Leaf};
 use crate::{ErrorKind, Result};
@@ -305,19 +306,30 @@ impl Slot {
         let pending = &mut expected[*next..];
         let first = pending.partition_point(|c| c.key.cmp(key).reverse().then(c.edge.cmp(&edge)).is_lt());
         let same = pending[first..].iter_mut().take_while(|c| c.key == *key && c.edge == edge);
-        match same.into_iter().find(|c| c.arrived.is_none()) {
-            Some(contribution) => contribution.arrived = Some(gradient),
-            None => return Ok(false),
+        let Some(contribution) = same.into_iter().find(|c| c.arrived.is_none()) else {
+            return Ok(false);
+        };
+        if mutant::is(Mutant::SumInOrderOfArrival) {
+            contribution.arrived = Some(None);
+            return add(sum, gradient).map(|()| true);
         }
+        contribution.arrived = Some(gradient);
         while let Some(arrived) = expected.get_mut(*next).and_then(|c| c.arrived.take()) {
             *next += 1;
-            match (sum.as_mut(), arrived) {
-                (_, None) => {}
-                (None, some) => *sum = some,
-                (Some(sum), Some(gradient)) => sum.accumulate(gradient)?,
-            }
+            add(sum, arrived)?;
         }
         Ok(true)
+    }
+}
+
+fn add(sum: &mut Option<Gradient>, gradient: Option<Gradient>) -> Result<()> {
+    match (sum.as_mut(), gradient) {
+        (_, None) => Ok(()),
+        (None, some) => {
+            *sum = some;
+            Ok(())
+        }
+        (Some(sum), Some(gradient)) => sum.accumulate(gradient),
     }
 }
 

@@ -11,6 +11,7 @@ use super::ids::{ContextId, CrossingId, TaskId};
 use super::liveness::Probes;
 use super::message::{Answer, Manner, Mode, Op, Part};
 use super::{Action, Origin, Rank};
+use crate::mutant::{self, Mutant};
 use crate::{Error, ErrorKind};
 
 /// What the engine of a rank is asked to do, in order.
@@ -159,7 +160,7 @@ impl<V: Clone, P: Default> Rank<V, P> {
     }
 
     pub(super) fn check_idle(&self, operation: &str, context: ContextId) -> Result<(), Error> {
-        if self.backwards.contains_key(&context) {
+        if self.backwards.contains_key(&context) && !mutant::is(Mutant::StepDuringBackward) {
             return Err(ErrorKind::BackwardInFlight {
                 operation: operation.into(),
                 context: context.to_string(),
@@ -207,7 +208,7 @@ impl<V: Clone, P: Default> Rank<V, P> {
             Part::Commit => return self.settle(context, true, Some(task)),
             Part::Abort => return self.settle(context, false, Some(task)),
         }
-        if backward.root || backward.parent.is_some() {
+        if backward.root || backward.parent.is_some() || mutant::is(Mutant::AnswerMarkEarly) {
             self.answer(task, Answer::default(), Ok(()));
         } else {
             backward.parent = Some(task);
@@ -349,7 +350,8 @@ impl<V: Clone, P: Default> Rank<V, P> {
         backward.parent = parent;
         backward.inbox = vec![if commit { Input::Commit } else { Input::Abort }];
         let (number, manner) = (backward.number, backward.manner);
-        let children: Vec<u32> = backward.children.iter().copied().collect();
+        let lost = commit && mutant::is(Mutant::SkipCommit);
+        let children: Vec<u32> = backward.children.iter().copied().filter(|_| !lost).collect();
         backward.outstanding += children.len();
         for child in children {
             self.send_part(

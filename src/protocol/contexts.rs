@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::ids::ContextId;
+use crate::mutant::{self, Mutant};
 use crate::{Error, ErrorKind};
 
 #[derive(Debug, Default)]
@@ -72,7 +73,7 @@ impl Contexts {
         if self.live.contains_key(&id) {
             return Ok(false);
         }
-        if self.is_released(id) || id.rank() == self.me {
+        if (self.is_released(id) && !mutant::is(Mutant::ForgetReleased)) || id.rank() == self.me {
             return Err(self.gone("call", id));
         }
         self.live.insert(id, Context::default());
@@ -83,7 +84,7 @@ impl Contexts {
     pub(crate) fn adopt(&mut self, id: ContextId, child: u32) -> bool {
         match self.live.get_mut(&id) {
             Some(context) => {
-                if child != self.me {
+                if child != self.me && !mutant::is(Mutant::SkipChild) {
                     context.children.insert(child);
                 }
                 true
@@ -108,8 +109,21 @@ impl Contexts {
         context.map(|c| c.children)
     }
 
+    /// Another context that is alive here: what a fault records a call in.
+    pub(super) fn another(&self, id: ContextId) -> ContextId {
+        self.live.keys().copied().filter(|&c| c != id).min().unwrap_or(id)
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.live.len()
+    }
+
+    /// Entries of its tables.
+    #[cfg(any(test, feature = "sim"))]
+    pub(super) fn entries(&self) -> usize {
+        let children: usize = self.live.values().map(|c| c.children.len()).sum();
+        let above: usize = self.released.values().map(|r| r.above.len()).sum();
+        self.live.len() + children + self.released.len() + above + self.own.len()
     }
 
     /// The error for a context that isn't here.

@@ -67,6 +67,16 @@ pub(crate) enum Op {
     Release { context: ContextId, low: u64 },
 }
 
+impl Op {
+    /// The mark of the context that records it.
+    pub(crate) fn tag(&self) -> Option<&Tag> {
+        match self {
+            Op::Call { context, .. } | Op::Fetch { context, .. } => context.as_ref(),
+            Op::Backward { .. } | Op::Release { .. } => None,
+        }
+    }
+}
+
 /// A part of a backward, from one rank to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Part {

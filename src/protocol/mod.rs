@@ -8,6 +8,8 @@ mod backward;
 mod contexts;
 mod drain;
 mod ids;
+#[cfg(any(test, feature = "sim"))]
+mod inspect;
 mod liveness;
 mod message;
 mod references;
@@ -15,8 +17,6 @@ mod registering;
 mod releasing;
 mod requests;
 mod tasks;
-#[cfg(test)]
-mod tests;
 mod turns;
 mod wishes;
 
@@ -33,6 +33,7 @@ use references::{Lookup, References};
 pub(crate) use turns::Turn;
 
 use crate::Error;
+use crate::mutant::{self, Mutant};
 
 /// Time since the start of the world.
 pub(crate) type Instant = Duration;
@@ -128,6 +129,8 @@ struct Incoming<V, P> {
     stage: Stage<V, P>,
     creates: Option<ValueId>,
     turn: Turn,
+    /// It mustn't run during a backward of this context.
+    gradients_of: Option<ContextId>,
     /// The request made its sender this rank's parent in a context.
     new_child: bool,
     /// Registrations that must be acknowledged before the reply may go.
@@ -277,6 +280,9 @@ impl<V: Clone, P: Default> Rank<V, P> {
 
     /// A message has arrived.
     pub(crate) fn receive(&mut self, from: u32, message: Message, payload: P) {
+        if matches!(&message, Message::Reply { id, .. } if !self.outgoing.contains_key(id)) && !mutant::is(Mutant::CountDuplicate) {
+            return; // it was answered before
+        }
         if !matches!(message, Message::Quiet { .. } | Message::Wave { .. }) {
             self.received += 1;
         }
@@ -297,7 +303,9 @@ impl<V: Clone, P: Default> Rank<V, P> {
                     Outcome::Reply { .. } => unreachable!("a creating task gives a value"),
                 };
                 for parked in self.refs.created(value, created) {
-                    self.unpark(parked);
+                    if !mutant::is(Mutant::ForgetParked) {
+                        self.unpark(parked);
+                    }
                 }
                 self.answer(task, Answer::default(), reply);
             }

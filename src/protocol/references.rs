@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::ids::{RefId, TaskId, ValueId};
+use crate::mutant::{self, Mutant};
 use crate::{Error, ErrorKind};
 
 /// A value on its owner.
@@ -178,6 +179,9 @@ impl<V: Clone> References<V> {
             return false;
         }
         if let Some(entry) = self.held.get_mut(&id) {
+            if mutant::is(Mutant::SkipPin) {
+                return false;
+            }
             entry.pins += 1;
             return true;
         }
@@ -224,7 +228,7 @@ impl<V: Clone> References<V> {
         if let Some(entry) = self.owned.get_mut(&value) {
             if let Some(n) = entry.holders.get_mut(&holder) {
                 *n = n.saturating_sub(registrations);
-                if *n == 0 {
+                if *n == 0 || mutant::is(Mutant::ReleaseAll) {
                     entry.holders.remove(&holder);
                 }
             }
@@ -284,6 +288,13 @@ impl<V: Clone> References<V> {
 
     pub(crate) fn take_garbage(&mut self) -> Vec<V> {
         std::mem::take(&mut self.garbage)
+    }
+
+    /// Entries of its tables.
+    #[cfg(any(test, feature = "sim"))]
+    pub(super) fn entries(&self) -> usize {
+        let holders: usize = self.owned.values().map(|o| o.holders.len()).sum();
+        self.owned.len() + holders + self.held.len() + self.created.len()
     }
 
     /// Number of values that live here.

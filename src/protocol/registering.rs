@@ -44,6 +44,9 @@ impl<V: Clone, P: Default> Rank<V, P> {
 
     pub(super) fn flush_references(&mut self) {
         for (owner, values) in self.refs.take_releases() {
+            if mutant::is(Mutant::DropRelease) {
+                continue;
+            }
             self.send(owner, Message::Release { values }, P::default());
         }
         let values = self.refs.take_garbage();

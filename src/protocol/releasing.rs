@@ -22,6 +22,9 @@ impl<V: Clone, P: Default> Rank<V, P> {
         );
         for child in children {
             self.send_release(child, context, low, group);
+            if mutant::is(Mutant::ReleaseTwice) {
+                self.send_release(child, context, low, u64::MAX);
+            }
         }
         self.release_answered(group);
     }

@@ -6,10 +6,7 @@ impl<V: Clone, P: Default> Rank<V, P> {
     pub(super) fn issue(&mut self, to: u32, op: Op, refs: Vec<RefId>, payload: P, origin: Origin) -> RequestId {
         let id = self.next_request;
         self.next_request += 1;
-        let context = match &op {
-            Op::Call { context, .. } | Op::Fetch { context, .. } => context.as_ref().map(|t| t.context),
-            _ => None,
-        };
+        let context = op.tag().map(|t| t.context);
         let pins = refs.iter().copied().filter(|&r| self.refs.send(r, to)).collect();
         if let Origin::Program { window: Some(bytes) } = origin {
             let outstanding = self.outstanding.entry(to).or_default();
@@ -22,6 +19,7 @@ impl<V: Clone, P: Default> Rank<V, P> {
     }
 
     pub(super) fn answered(&mut self, from: u32, id: RequestId, answer: Answer, outcome: Result<(), Error>, refs: Vec<RefId>, payload: P) {
+        let Some(request) = self.outgoing.remove(&id) else { return };
         let reply = TaskId { from, request: id };
         let third = refs.iter().any(|r| r.owner != self.me && r.owner != from);
         let mut unconfirmed = 0;
@@ -38,12 +36,6 @@ impl<V: Clone, P: Default> Rank<V, P> {
                 self.send(from, Message::Confirm { id }, P::default());
             }
         }
-        let Some(request) = self.outgoing.remove(&id) else {
-            for r in refs {
-                self.refs.drop_handle(r);
-            }
-            return;
-        };
         for pin in request.pins {
             self.refs.unpin(pin);
         }
@@ -52,13 +44,15 @@ impl<V: Clone, P: Default> Rank<V, P> {
         {
             // The context was released while the request was on its way: the release follows it.
             let low = if context.rank() == self.me { self.contexts.low() } else { 0 };
-            self.send_release(from, context, low, u64::MAX);
+            if !mutant::is(Mutant::LoseLateReply) {
+                self.send_release(from, context, low, u64::MAX);
+            }
         }
         match request.origin {
             Origin::Program { window } => {
                 if let Some(bytes) = window {
                     let outstanding = self.outstanding.entry(from).or_default();
-                    outstanding.0 = outstanding.0.saturating_sub(1);
+                    outstanding.0 = outstanding.0.saturating_sub(usize::from(!mutant::is(Mutant::LeakWindow)));
                     outstanding.1 = outstanding.1.saturating_sub(bytes);
                 }
                 let outcome = outcome.map(|()| payload);

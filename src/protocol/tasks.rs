@@ -14,23 +14,27 @@ impl<V: Clone, P: Default> Rank<V, P> {
         let mut unconfirmed = 0;
         for &id in &refs {
             if self.refs.receive(id, task.from) {
+                if mutant::is(Mutant::SkipAcknowledgement) {
+                    self.register(id, Registering::Nobody);
+                    continue;
+                }
                 self.register(id, Registering::Task(task));
                 unconfirmed += 1;
             }
         }
-        let (creates, context, turn) = match &op {
-            Op::Call { create, context, gate, .. } => (*create, context.as_ref(), gate.turn),
-            Op::Fetch { context, .. } => (None, context.as_ref(), Turn::None),
-            _ => (None, None, Turn::None),
+        let (creates, gate) = match &op {
+            Op::Call { create, gate, .. } => (*create, *gate),
+            _ => (None, Gate::default()),
         };
         if let Some(value) = creates {
             self.refs.creating(value, task.from);
         }
-        let met = context.map_or(Ok(false), |tag| self.contexts.meet(tag.context));
+        let met = op.tag().map_or(Ok(false), |tag| self.contexts.meet(tag.context));
         let incoming = Incoming {
             stage: Stage::Running(self.now),
             creates,
             turn: Turn::None,
+            gradients_of: gate.gradients_of,
             new_child: matches!(met, Ok(true)),
             unconfirmed,
         };
@@ -50,7 +54,7 @@ impl<V: Clone, P: Default> Rank<V, P> {
             }
         }
         if let Some(incoming) = self.incoming.get_mut(&task) {
-            incoming.turn = turn;
+            incoming.turn = gate.turn;
             if waits > 0 {
                 incoming.stage = Stage::Parked(waits, Box::new((op, refs, payload)));
                 return;
@@ -75,6 +79,11 @@ impl<V: Clone, P: Default> Rank<V, P> {
 
     /// All that a request needs is here: hands it to the driver, or does it.
     pub(super) fn launch(&mut self, task: TaskId, op: Op, refs: Vec<RefId>, payload: P) {
+        // It may have waited for a value, and its context been released meanwhile.
+        if let Some(context) = op.tag().map(|t| t.context).filter(|&c| !self.contexts.is_live(c)) {
+            let gone = self.contexts.gone("call", context);
+            return self.refuse(task, gone, refs);
+        }
         match op {
             Op::Call {
                 function,
@@ -88,6 +97,14 @@ impl<V: Clone, P: Default> Rank<V, P> {
                 {
                     return self.refuse(task, error, refs);
                 }
+                let context = context.map(|tag| Tag {
+                    context: if mutant::is(Mutant::MixContexts) {
+                        self.contexts.another(tag.context)
+                    } else {
+                        tag.context
+                    },
+                    ..tag
+                });
                 let work = Work::Call {
                     function,
                     creates: create.is_some(),
@@ -125,7 +142,9 @@ impl<V: Clone, P: Default> Rank<V, P> {
 
     pub(super) fn refuse(&mut self, task: TaskId, error: Error, refs: Vec<RefId>) {
         for id in refs {
-            self.refs.drop_handle(id);
+            if !mutant::is(Mutant::KeepRefusedRefs) {
+                self.refs.drop_handle(id);
+            }
         }
         if let Some(value) = self.incoming.get(&task).and_then(|i| i.creates) {
             self.fail_creation(value, &error);

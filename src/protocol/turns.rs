@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ids::{RequestId, TaskId};
 use super::{Rank, Stage, Work};
+use crate::mutant::{self, Mutant};
 
 /// How a task uses the step queue of its rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -37,6 +38,12 @@ pub(super) struct Turns {
 }
 
 impl Turns {
+    /// Tasks that wait, and the one whose turn it is.
+    #[cfg(any(test, feature = "sim"))]
+    pub(super) fn len(&self) -> usize {
+        self.waiting.len() + usize::from(self.holder != Holder::Nobody)
+    }
+
     /// How many go first, and the task itself.
     pub(super) fn behind(&self, task: TaskId) -> u64 {
         self.waiting.iter().position(|&t| t == task).map_or(1, |n| n as u64 + 1)
@@ -75,10 +82,24 @@ impl<V: Clone, P: Default> Rank<V, P> {
 
     fn next_turn(&mut self) {
         while self.turns.holder == Holder::Nobody {
-            let Some(task) = self.turns.waiting.pop_front() else { return };
+            let next = if mutant::is(Mutant::LastInFirstOut) {
+                self.turns.waiting.pop_back()
+            } else {
+                self.turns.waiting.pop_front()
+            };
+            let Some(task) = next else { return };
             let Some(incoming) = self.incoming.get_mut(&task) else { continue };
+            let gradients_of = incoming.gradients_of;
             if let Stage::Queued(work) = std::mem::replace(&mut incoming.stage, Stage::Running(self.now)) {
-                self.turns.holder = Holder::Running(task);
+                // Since it arrived a backward may have begun, or the context been released.
+                let refused = gradients_of.and_then(|c| self.check_gradients("step or gradient access", c).err());
+                if let (Some(error), Work::Call { refs, .. }) = (refused, &*work) {
+                    self.refuse(task, error, refs.clone());
+                    continue;
+                }
+                if !mutant::is(Mutant::StepsAtOnce) {
+                    self.turns.holder = Holder::Running(task);
+                }
                 self.run(task, *work);
             }
         }

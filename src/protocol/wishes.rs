@@ -53,6 +53,12 @@ impl<V: Clone, P: Default> Rank<V, P> {
         self.outstanding.get(&to).copied().unwrap_or_default()
     }
 
+    /// The oldest request that counts for the window to a rank.
+    pub(crate) fn fills_window(&self, to: u32) -> Option<RequestId> {
+        let windowed = |o: &Outgoing| o.to == to && matches!(o.origin, Origin::Program { window: Some(_) });
+        self.outgoing.iter().filter(|(_, o)| windowed(o)).map(|(id, _)| *id).min()
+    }
+
     /// Sends a request; [`Action::Answered`] brings its answer.
     pub(crate) fn request(&mut self, to: u32, op: Op, refs: Vec<RefId>, payload: P, window: Option<usize>) -> RequestId {
         let id = self.issue(to, op, refs, payload, Origin::Program { window });

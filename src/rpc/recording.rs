@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::autograd::{self, Edge, Key, LeafHooks, LeafSink};
+use crate::mutant::{self, Mutant};
 use crate::protocol::{ContextId, CrossingId, Input, Output};
 use crate::runtime::lock;
 use crate::tensor::{Gradient, Leaf, Tensor};
@@ -72,7 +73,7 @@ struct Engine {
 /// The part of a context that lives on this rank.
 pub(crate) struct Recording {
     pub id: ContextId,
-    sent: Mutex<HashMap<CrossingId, Sent>>,
+    sent: Mutex<BTreeMap<CrossingId, Sent>>,
     gradients: Mutex<Gradients>,
     engine: Mutex<Engine>,
 }
@@ -235,7 +236,9 @@ impl Recording {
                     continue;
                 }
                 Input::Abort => {
-                    apart.clear();
+                    if !mutant::is(Mutant::KeepAborted) {
+                        apart.clear();
+                    }
                     left.clear();
                     let updated = std::mem::take(hooks);
                     if !updated.updated().is_empty() {

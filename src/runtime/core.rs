@@ -7,11 +7,7 @@ impl Runtime {
     pub(super) fn step<R>(self: &Arc<Self>, event: impl FnOnce(&mut Core) -> R) -> Result<(R, After)> {
         let mut after = After::default();
         let mut core = lock(&self.core);
-        if self.any_dropped.load(Ordering::Relaxed) && self.any_dropped.swap(false, Ordering::SeqCst) {
-            for id in std::mem::take(&mut *lock(&self.dropped)) {
-                core.rank.drop_handle(id);
-            }
-        }
+        self.tell_dropped(&mut core);
         core.rank.set_now(self.started.elapsed());
         let result = event(&mut core);
         for action in core.rank.take_actions() {
@@ -19,12 +15,26 @@ impl Runtime {
         }
         // Only now: callbacks that came of the event have been counted.
         if core.rank.is_ending() {
+            // An answer that nobody took may have held references.
+            self.tell_dropped(&mut core);
+            for action in core.rank.take_actions() {
+                self.carry_out(&mut core, action, &mut after)?;
+            }
             core.rank.advance_end(self.callbacks.load(Ordering::SeqCst) > 0);
             for action in core.rank.take_actions() {
                 self.carry_out(&mut core, action, &mut after)?;
             }
         }
         Ok((result, after))
+    }
+
+    /// Tells the state machine which handles were dropped.
+    fn tell_dropped(&self, core: &mut Core) {
+        if self.any_dropped.load(Ordering::Relaxed) && self.any_dropped.swap(false, Ordering::SeqCst) {
+            for id in std::mem::take(&mut *lock(&self.dropped)) {
+                core.rank.drop_handle(id);
+            }
+        }
     }
 
     pub(super) fn carry_out(self: &Arc<Self>, core: &mut Core, action: Action<Value, Payload>, after: &mut After) -> Result<()> {

@@ -71,18 +71,7 @@ impl Runtime {
                     }
                     .into());
                 }
-                if !self.wait_until(&open, Permission::Nothing, limit.and_then(Limit::end))? {
-                    let (requests, bytes) = lock(&self.core).rank.outstanding(to);
-                    let status = format!("the window to it stayed full: {requests} requests, {bytes} bytes");
-                    let seconds = limit.map_or(0.0, |l| l.time.as_secs_f64());
-                    return Err(ErrorKind::Timeout {
-                        operation,
-                        rank: to,
-                        seconds,
-                        status,
-                    }
-                    .into());
-                }
+                self.wait_for_room(to, &open, &operation, limit)?;
             }
         }
         let counted = (window != Windowed::Bypass).then_some(size);
@@ -116,6 +105,52 @@ impl Runtime {
             }
         }
         Ok(Requested { id, slot, created })
+    }
+
+    /// Waits for room in the window to a rank: as [`wait`](Self::wait), for the oldest of the requests that fill it.
+    fn wait_for_room(self: &Arc<Self>, to: u32, open: &dyn Fn() -> bool, operation: &str, limit: Option<Limit>) -> Result<()> {
+        let start = Instant::now();
+        let (mut oldest, mut heard, mut asked) = (None, start, start);
+        loop {
+            let end = match limit {
+                Some(limit) => limit.end(),
+                None => self.settings.timeout().map(|t| heard + t),
+            };
+            let ask = asked.max(heard) + self.ask_after();
+            if self.wait_until(open, Permission::Nothing, Some(end.map_or(ask, |e| e.min(ask))))? {
+                return Ok(());
+            }
+            let now = Instant::now();
+            let found = {
+                let core = lock(&self.core);
+                let found = core.rank.fills_window(to);
+                let word = found.and_then(|id| core.waiting.get(&id)?.heard());
+                // One that filled it before was answered.
+                heard = if found == oldest { heard.max(word.unwrap_or(start)) } else { now };
+                found
+            };
+            oldest = found;
+            let end = match limit {
+                Some(limit) => limit.end(),
+                None => self.settings.timeout().map(|t| heard + t),
+            };
+            if end.is_some_and(|e| now >= e) {
+                let (requests, bytes) = lock(&self.core).rank.outstanding(to);
+                let seconds = limit.map_or(now - start, |l| l.time).as_secs_f64();
+                return Err(ErrorKind::Timeout {
+                    operation: operation.into(),
+                    rank: to,
+                    seconds,
+                    status: format!("the window to it stayed full: {requests} requests, {bytes} bytes"),
+                }
+                .into());
+            }
+            if let (Some(request), true) = (found, now >= ask) {
+                log::warn!("rank {}: `{operation}` waits for room in the window to rank {to}", self.rank());
+                asked = now;
+                self.event(|core| core.rank.query(request))?;
+            }
+        }
     }
 
     /// How long a wait lasts before it asks; early enough for the answer to count.

@@ -131,7 +131,8 @@ impl Slot {
         let now = Instant::now();
         let mut state = self.state();
         state.status = Some((status, now));
-        if status != Status::Unknown {
+        // A registration takes no time: if it isn't confirmed, the value's owner is lost.
+        if !matches!(status, Status::Unknown | Status::Confirming) {
             state.heard = Some(now);
         }
     }

@@ -24,9 +24,10 @@ impl Runtime {
             let (_, after) = match todo {
                 Todo::Task { task, job, .. } | Todo::OnMain { task, job } => {
                     let Done { outcome, handles } = self.executor.execute(self, job, main.as_deref_mut());
-                    let done = self.step(|core| core.rank.done(task, outcome))?;
-                    drop(handles);
-                    done
+                    self.step(|core| {
+                        core.rank.done(task, outcome);
+                        drop(handles); // noted now, told after the reply has gone
+                    })?
                 }
                 Todo::Engine {
                     context,

@@ -75,6 +75,29 @@ fn call_to_a_stopped_rank() -> Outcome {
     ok(world.finish())
 }
 
+/// A call waits for room in the window to a rank: as long as that works on what fills it, and not for one that has stopped.
+fn full_window() -> Outcome {
+    let world = World::init()?;
+    world.lead(|world| {
+        let long = world.call_async(1, nap, (4,))?;
+        assert_eq!(world.call(1, nothing, ())?, 1);
+        assert_eq!(long.wait()?, 1);
+
+        world.call(1, stop, (6,))?;
+        std::thread::sleep(SECOND);
+        let first = world.call_async(1, nothing, ())?;
+        let start = Instant::now();
+        let error = world.call(1, nothing, ()).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Timeout { rank: 1, .. }), "{error}");
+        assert!(error.to_string().contains("window"), "{error}");
+        assert!(start.elapsed() < 4 * SECOND, "{:?}", start.elapsed());
+        std::thread::sleep(4 * SECOND);
+        assert_eq!(first.wait()?, 1);
+        Ok(())
+    })?;
+    ok(world.finish())
+}
+
 /// A wait is told to whoever looks at the log, with what it waits for.
 fn waits_are_told() -> Outcome {
     let world = World::builder().env_logger().start()?;
@@ -175,6 +198,11 @@ pub const CASES: &[Case] = &[
         ranks: &[2],
         env: TIMEOUT_2,
         ..Case::new("liveness::a_stopped_rank_is_a_timeout_and_works_again", call_to_a_stopped_rank)
+    },
+    Case {
+        ranks: &[2],
+        env: &[("RANKGRAD_TIMEOUT", "2"), ("RANKGRAD_WINDOW_REQUESTS", "1")],
+        ..Case::new("liveness::a_full_window_to_a_stopped_rank_is_a_timeout", full_window)
     },
     Case {
         ranks: &[3],

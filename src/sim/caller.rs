@@ -1,0 +1,394 @@
+//! Issuing calls and waiting for them, as `rpc` and `runtime` do; a job waits where a thread would.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::handle::Ref;
+use super::node::{Slot, Value};
+use super::program::Function;
+use super::world::{ASK_AFTER, Sim, TIMEOUT, World};
+use crate::protocol::{ContextId, CrossingId, Gate, Manner, Mode, Op, RefId, RequestId, Tag, TaskId, Turn};
+use crate::rpc::{Frame, Recorded, Recorder, Recording};
+use crate::tensor::Tensor;
+use crate::wire::{self, Delivered, Encoded, Payload};
+use crate::{Error, ErrorKind, Result};
+
+/// What goes along with a call.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Arguments<'a> {
+    pub tensors: &'a [Tensor],
+    pub refs: &'a [Ref],
+    /// References by id alone.
+    pub ids: &'a [RefId],
+}
+
+/// The gate of a function that reads or changes the gradients of a context.
+pub(super) fn gate(queued: bool, context: ContextId) -> Gate {
+    Gate {
+        turn: if queued { Turn::Take } else { Turn::None },
+        gradients_of: Some(context),
+    }
+}
+
+/// What comes back.
+#[derive(Debug, Default, serde::Serialize, serde::Deserialize)]
+pub(super) struct Results {
+    pub tensors: Vec<Tensor>,
+    pub refs: Vec<Ref>,
+}
+
+/// Where calls come from.
+#[derive(Clone)]
+pub(super) struct Caller {
+    pub sim: Sim,
+    pub rank: u32,
+    pub recorder: Option<Recorder>,
+    pub limit: Option<Duration>,
+    /// A client's calls count for the window to their receiver.
+    pub windowed: bool,
+}
+
+/// A request on its way.
+pub(super) struct Call {
+    slot: Rc<Slot>,
+    request: RequestId,
+    pub to: u32,
+    start: Duration,
+    recorder: Option<Recorder>,
+    sent: Option<CrossingId>,
+}
+
+impl Caller {
+    /// Calls a function on a rank.
+    pub(super) async fn issue(
+        &self,
+        to: u32,
+        function: &Function,
+        arguments: Arguments<'_>,
+        gate: Gate,
+        recorded: Recorded,
+    ) -> Result<Call> {
+        let (mut encoded, context) = self.encode(function, arguments, recorded)?;
+        let sent = context.as_ref().and_then(|t| t.crossing);
+        let op = Op::Call {
+            function: 0,
+            create: None,
+            context,
+            gate,
+        };
+        let size = encoded.payload.size();
+        self.room(to, size).await?;
+        let (refs, payload) = (std::mem::take(&mut encoded.refs), std::mem::take(&mut encoded.payload));
+        let window = self.windowed.then_some(size);
+        Ok(self.send(to, op, refs, payload, window, sent))
+    }
+
+    /// Calls a function that makes a value on a rank; the reference to it is there at once.
+    pub(super) async fn create(&self, to: u32, function: &Function, refs: &[Ref]) -> Result<Ref> {
+        let arguments = Arguments {
+            refs,
+            ..Default::default()
+        };
+        let (mut encoded, context) = self.encode(function, arguments, Recorded::WithGradients)?;
+        let size = encoded.payload.size();
+        self.room(to, size).await?;
+        let (refs, payload) = (std::mem::take(&mut encoded.refs), std::mem::take(&mut encoded.payload));
+        let window = self.windowed.then_some(size);
+        let slot = Slot::new();
+        // In the step that sends: creations leave in the order of their ids.
+        let (request, id) = self.sim.step(self.rank, |node| {
+            let id = node.rank.allocate(to);
+            let op = Op::Call {
+                function: 0,
+                create: Some(id.value),
+                context,
+                gate: Gate::default(),
+            };
+            let request = node.rank.request(to, op, refs, payload, window);
+            node.waiting.insert(request, slot);
+            (request, id)
+        });
+        let mut world = self.sim.world();
+        world.creating.insert(TaskId { from: self.rank, request }, id);
+        Ok(Ref(world.handles.handle(self.rank, id)))
+    }
+
+    /// Asks for a value.
+    pub(super) async fn fetch(&self, of: &Ref) -> Result<Results> {
+        let call = self.send_fetch(of.id()).await?;
+        let results = self.results(call).await;
+        if let Err(error) = &results
+            && matches!(error.root(), ErrorKind::NoSuchValue { .. })
+        {
+            let (id, rank) = (of.id(), self.rank);
+            self.sim.world().checks.violate(|| {
+                format!(
+                    "rank {rank} holds value {} of rank {}, and can't fetch it: {error}",
+                    id.value, id.owner
+                )
+            });
+        }
+        results
+    }
+
+    async fn send_fetch(&self, id: RefId) -> Result<Call> {
+        let mut encoded = Encoded::default();
+        let context = self.tag(Recorded::WithGradients, &mut encoded)?;
+        let op = Op::Fetch { value: id.value, context };
+        self.room(id.owner, 0).await?;
+        let window = self.windowed.then_some(0);
+        Ok(self.send(id.owner, op, Vec::new(), Payload::default(), window, None))
+    }
+
+    /// A value of this rank, once it is made.
+    pub(super) async fn local(&self, of: &Ref) -> Result<Value> {
+        let (rank, value) = (self.rank, of.id().value);
+        let look = |world: &mut World| world.nodes[rank as usize].rank.lookup("local", value).transpose();
+        self.sim
+            .until(rank, None, None, look)
+            .await
+            .unwrap_or_else(|| Err(Error::user("no value")))
+    }
+
+    fn records(&self) -> bool {
+        self.recorder.is_some()
+    }
+
+    fn encode(&self, function: &Function, arguments: Arguments<'_>, recorded: Recorded) -> Result<(Encoded, Option<Tag>)> {
+        let Arguments { tensors, refs, ids } = arguments;
+        let mut encoded = wire::encode(recorded != Recorded::Never && self.records(), |bytes| {
+            wire::write(&(function, tensors, refs, ids), bytes)
+        })?;
+        let tag = self.tag(recorded, &mut encoded)?;
+        Ok((encoded, tag))
+    }
+
+    fn tag(&self, recorded: Recorded, encoded: &mut Encoded) -> Result<Option<Tag>> {
+        let Some(recorder) = self.recorder.as_ref().filter(|_| recorded != Recorded::Never) else {
+            return Ok(None);
+        };
+        let context = recorder.recording.id;
+        let low = {
+            let mut world = self.sim.world();
+            let rank = &world.nodes[self.rank as usize].rank;
+            rank.check_context("call", context)?;
+            let low = if context.rank() == self.rank { rank.context_low() } else { 0 };
+            world.checks.count("a recorded call");
+            low
+        };
+        let crossing = self.note(recorder, encoded);
+        Ok(Some(Tag {
+            context,
+            low,
+            path: recorder.frame.next_path(),
+            crossing,
+        }))
+    }
+
+    fn note(&self, recorder: &Recorder, encoded: &mut Encoded) -> Option<CrossingId> {
+        let edges = std::mem::take(&mut encoded.edges);
+        (!edges.is_empty()).then(|| recorder.recording.send(self.rank, edges, "a call".into()))
+    }
+
+    /// Encodes what a function gives back.
+    pub(super) fn encode_results(&self, results: &impl Serialize) -> Result<(Encoded, Option<CrossingId>)> {
+        let mut encoded = wire::encode(self.records(), |bytes| wire::write(results, bytes))?;
+        let crossing = self.recorder.as_ref().and_then(|r| self.note(r, &mut encoded));
+        Ok((encoded, crossing))
+    }
+
+    /// Waits for room in the window, as `Runtime::wait_for_room` does.
+    async fn room(&self, to: u32, size: usize) -> Result<()> {
+        let (sim, rank) = (&self.sim, self.rank);
+        let open = |world: &mut World| world.nodes[rank as usize].rank.window_is_open(to, size).then_some(());
+        if !self.windowed || to == rank || open(&mut sim.world()).is_some() {
+            return Ok(());
+        }
+        let start = {
+            let mut world = sim.world();
+            world.checks.count("a window is full");
+            world.now
+        };
+        let (mut oldest, mut heard, mut asked) = (None, start, start);
+        loop {
+            let end = |heard: Duration| self.limit.map_or(heard + TIMEOUT, |l| start + l);
+            let ask = asked.max(heard) + ASK_AFTER;
+            if sim.until(rank, None, Some(end(heard).min(ask)), open).await.is_some() {
+                return Ok(());
+            }
+            let (now, found) = {
+                let world = sim.world();
+                let node = &world.nodes[rank as usize];
+                let found = node.rank.fills_window(to);
+                let word = found.and_then(|id| node.waiting.get(&id)?.heard.get());
+                heard = if found == oldest {
+                    heard.max(word.unwrap_or(start))
+                } else {
+                    world.now
+                };
+                (world.now, found)
+            };
+            oldest = found;
+            if now >= end(heard) {
+                return Err(self.timed_out("room in a window", to));
+            }
+            if let (Some(request), true) = (found, now >= ask) {
+                asked = now;
+                sim.step(rank, |n| n.rank.query(request));
+            }
+        }
+    }
+
+    fn send(&self, to: u32, op: Op, refs: Vec<RefId>, payload: Payload, window: Option<usize>, sent: Option<CrossingId>) -> Call {
+        let (slot, from) = (Slot::new(), self.rank);
+        let waiting = Rc::clone(&slot);
+        let request = self.sim.step(from, |node| {
+            if to == from {
+                let request = node.rank.next_request();
+                node.expect(TaskId { from, request }, &op);
+            }
+            let request = node.rank.request(to, op, refs, payload, window);
+            node.waiting.insert(request, waiting);
+            request
+        });
+        self.call(request, to, slot, sent)
+    }
+
+    fn call(&self, request: RequestId, to: u32, slot: Rc<Slot>, sent: Option<CrossingId>) -> Call {
+        Call {
+            slot,
+            request,
+            to,
+            start: self.sim.world().now,
+            recorder: self.recorder.clone(),
+            sent,
+        }
+    }
+
+    /// Waits for an answer; asks after it, and gives up when nothing is heard.
+    pub(super) async fn wait(&self, call: Call) -> Result<Delivered> {
+        let (sim, rank, slot) = (&self.sim, self.rank, &call.slot);
+        let mut asked: Option<Duration> = None;
+        let reply = loop {
+            let heard = slot.heard.get().unwrap_or(call.start);
+            let ask = asked.unwrap_or(call.start).max(heard) + ASK_AFTER;
+            let end = |heard: Duration| self.limit.map_or(heard + TIMEOUT, |l| call.start + l);
+            let until = end(heard).min(ask);
+            let done = sim.until(rank, Some(slot), Some(until), |_| slot.is_done().then_some(())).await;
+            if done.is_some()
+                && let Some(reply) = slot.take()
+            {
+                break reply;
+            }
+            let now = sim.world().now;
+            if now >= end(slot.heard.get().unwrap_or(call.start)) {
+                break Err(self.timed_out("a call", call.to));
+            }
+            if now >= ask {
+                asked = Some(now);
+                sim.step(rank, |n| n.rank.query(call.request));
+            }
+        };
+        if reply.is_err()
+            && let (Some(recorder), Some(sent)) = (&call.recorder, call.sent)
+        {
+            recorder.recording.unsend(sent);
+        }
+        reply
+    }
+
+    pub(super) fn timed_out(&self, operation: &str, to: u32) -> Error {
+        let mut world = self.sim.world();
+        world.checks.count("a wait times out");
+        let (now, rank) = (world.now, self.rank);
+        world
+            .trace
+            .note(|| format!("{now:>12.3?}  rank {rank} gives up on rank {to}: {operation}"));
+        if !world.checks.lossy {
+            world
+                .checks
+                .violate(|| format!("rank {rank} gives up on rank {to} ({operation}), though nothing is lost"));
+        }
+        ErrorKind::Timeout {
+            operation: operation.into(),
+            rank: to,
+            seconds: 0.0,
+            status: String::new(),
+        }
+        .into()
+    }
+
+    pub(super) async fn results(&self, call: Call) -> Result<Results> {
+        self.wait(call).await?.decode()
+    }
+
+    /// The same, in a frame of a context.
+    pub(super) fn recording(&self, recording: Arc<Recording>, path: Vec<u32>) -> Caller {
+        Caller {
+            recorder: Some(Recorder {
+                recording,
+                frame: Frame::new(path),
+            }),
+            ..self.clone()
+        }
+    }
+
+    /// Runs a backward of one of this rank's contexts, as `Runtime::backward` does.
+    pub(super) async fn backward(&self, recording: &Recording, number: u32, mode: Mode, retain: bool, roots: Vec<Tensor>) -> Result<()> {
+        let (sim, rank, context): (_, _, ContextId) = (&self.sim, self.rank, recording.id);
+        let manner = Manner {
+            mode,
+            retain_graph: retain,
+        };
+        let slot = Slot::new();
+        let waiting = Rc::clone(&slot);
+        sim.step(rank, |n| {
+            n.rank.begin_backward(context, number, manner)?;
+            n.backwards.insert(context, waiting);
+            Ok::<(), Error>(())
+        })?;
+        // The engine begins in another job.
+        recording.set_roots(roots);
+        let start = sim.world().now;
+        let mut asked = start;
+        loop {
+            let next = asked + ASK_AFTER;
+            let silent = sim.world().nodes[rank as usize].rank.backward_silent(context);
+            let lost = silent.map(|(_, since)| since + TIMEOUT - ASK_AFTER);
+            let end = self.limit.map(|l| start + l).into_iter().chain(lost).min();
+            let until = end.map_or(next, |e| e.min(next));
+            let done = sim.until(rank, Some(&slot), Some(until), |_| slot.is_done().then_some(())).await;
+            if done.is_some() {
+                return slot.take().map_or(Ok(()), |reply| reply.map(drop));
+            }
+            let now = sim.world().now;
+            if end.is_some_and(|e| now >= e) {
+                let error = self.timed_out("backward", silent.map_or(rank, |s| s.0));
+                let abandoned = error.clone();
+                sim.world().nodes[rank as usize].backwards.remove(&context);
+                sim.step(rank, |n| n.rank.abandon_backward(context, abandoned));
+                return Err(error);
+            }
+            if now >= next {
+                asked = now;
+                sim.world().checks.count("a backward is asked after");
+                sim.step(rank, |n| n.rank.probe_backward(context));
+            }
+        }
+    }
+
+    /// Releases a context everywhere; the call's answer says that all ranks have.
+    pub(super) fn release(&self, context: ContextId) -> Call {
+        let slot = Slot::new();
+        let waiting = Rc::clone(&slot);
+        let request = self.sim.step(self.rank, |n| {
+            let request = n.rank.release_context(context);
+            n.waiting.insert(request, waiting);
+            request
+        });
+        self.call(request, self.rank, slot, None)
+    }
+}

@@ -1,0 +1,262 @@
+//! What must hold, noted and looked at as a program runs.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+
+use super::node::Value;
+use super::world::World;
+use crate::protocol::{ContextId, Input, Message, Op, RefId, TaskId, Work};
+use crate::wire::Payload;
+
+/// What was noted of one run.
+#[derive(Debug, Default)]
+pub(crate) struct Checks {
+    /// What was found wrong, first of all.
+    pub violation: Option<String>,
+    /// Every rank has come to its end.
+    pub over: bool,
+    /// Something may be lost in this run.
+    pub lossy: bool,
+    /// How often what was exercised.
+    pub counts: BTreeMap<&'static str, u64>,
+    /// Values that were made, and whether they were freed.
+    values: HashMap<RefId, bool>,
+    /// Who has met which context, and who has forgotten it.
+    met: HashSet<(ContextId, u32)>,
+    forgotten: HashSet<(ContextId, u32)>,
+    /// Release messages, per context and receiver.
+    releases: HashMap<(ContextId, u32), u64>,
+    /// The request of the step queue that runs, per rank.
+    queued: HashMap<u32, TaskId>,
+    /// Steps that were applied: per owner and client, the number of the last, and how often each.
+    steps: HashMap<(u32, usize, u64), u64>,
+    last_steps: HashMap<(u32, usize), u64>,
+}
+
+impl Checks {
+    pub(super) fn violate(&mut self, what: impl FnOnce() -> String) {
+        if self.violation.is_none() {
+            self.violation = Some(what());
+        }
+    }
+
+    pub(super) fn count(&mut self, what: &'static str) {
+        *self.counts.entry(what).or_default() += 1;
+    }
+
+    /// A value was made.
+    pub(super) fn made(&mut self, id: RefId) {
+        if self.values.insert(id, false).is_some() {
+            self.violate(|| format!("value {} was made twice on rank {}", id.value, id.owner));
+        }
+    }
+
+    /// A message was sent.
+    pub(super) fn sends(&mut self, from: u32, to: u32, message: &Message) {
+        match message {
+            Message::Request {
+                op: Op::Release { context, .. },
+                ..
+            } => {
+                let n = self.releases.entry((*context, to)).or_default();
+                *n += 1;
+                if *n > 1 {
+                    self.violate(|| format!("rank {from} tells rank {to} once more that context {context} is released"));
+                }
+            }
+            Message::Register { .. } => self.count("a third rank registers"),
+            _ => {}
+        }
+    }
+
+    /// A rank knows a context.
+    pub(super) fn meets(&mut self, rank: u32, context: ContextId) {
+        self.met.insert((context, rank));
+    }
+
+    pub(super) fn forgets(&mut self, rank: u32, context: ContextId) {
+        if !self.forgotten.insert((context, rank)) {
+            self.violate(|| format!("rank {rank} forgets context {context} twice"));
+        }
+        self.count("a rank forgets a context");
+    }
+
+    fn check_context(&mut self, rank: u32, context: ContextId, what: &str) {
+        if self.forgotten.contains(&(context, rank)) {
+            self.violate(|| format!("rank {rank}: {what} in context {context}, which was released there"));
+        }
+    }
+
+    /// A rank begins a task.
+    pub(super) fn runs(&mut self, rank: u32, task: TaskId, work: &Work<Value, Payload>, arrivals: &mut VecDeque<TaskId>) {
+        match work {
+            Work::Call { context: Some(tag), .. } => self.check_context(rank, tag.context, "a call runs"),
+            Work::Encode { context: Some(tag), .. } => self.check_context(rank, tag.context, "a fetch runs"),
+            _ => {}
+        }
+        if let Work::Call { queued: true, .. } = work {
+            if let Some(other) = self.queued.insert(rank, task) {
+                self.violate(|| format!("rank {rank}: {task:?} of the step queue begins while {other:?} runs"));
+            }
+            // Those before it were refused.
+            match arrivals.iter().position(|t| *t == task) {
+                Some(at) => drop(arrivals.drain(..=at)),
+                None => self.violate(|| format!("rank {rank}: {task:?} of the step queue is out of order, or runs twice")),
+            }
+        }
+    }
+
+    /// A task of the step queue is done.
+    pub(super) fn dequeued(&mut self, rank: u32, task: TaskId) {
+        if self.queued.get(&rank) == Some(&task) {
+            self.queued.remove(&rank);
+        }
+    }
+
+    pub(super) fn engine(&mut self, rank: u32, context: ContextId, inputs: &[Input<Payload>]) {
+        self.check_context(rank, context, "a backward works");
+        for input in inputs {
+            self.count(match input {
+                Input::Mark(_) => "a crossing is marked",
+                Input::Gradient(..) => "a crossing gets its gradients",
+                Input::ExpectAll => "a rank expects all (fast)",
+                Input::Commit => "a rank commits",
+                Input::Abort => "a rank aborts",
+                Input::MarkRoots | Input::SeedRoots => continue,
+            });
+        }
+    }
+
+    /// A step is applied on an owner.
+    pub(super) fn steps(&mut self, rank: u32, client: usize, number: u64) {
+        let n = self.steps.entry((rank, client, number)).or_default();
+        *n += 1;
+        if *n > 1 {
+            self.violate(|| format!("rank {rank} applies step {number} of client {client} twice"));
+        }
+        let last = self.last_steps.insert((rank, client), number);
+        if last.is_some_and(|l| l >= number) {
+            self.violate(|| {
+                format!(
+                    "rank {rank} applies step {number} of client {client} after step {}",
+                    last.unwrap_or(0)
+                )
+            });
+        }
+        self.count("an owner applies a step");
+    }
+
+    /// An owner said that it has applied a step.
+    pub(super) fn step_answered(&mut self, rank: u32, client: usize, number: u64) {
+        if !self.steps.contains_key(&(rank, client, number)) {
+            self.violate(|| format!("rank {rank} answers that step {number} of client {client} was applied; it wasn't"));
+        }
+    }
+}
+
+impl World {
+    /// A request begins that a backward of its context, or its release, should have refused.
+    pub(super) fn check_gate(&mut self, rank: u32, task: TaskId) {
+        let node = &mut self.nodes[rank as usize];
+        if let Some(context) = node.gated.remove(&task)
+            && let Err(error) = node.rank.check_gradients("a step or a gradient access", context)
+        {
+            self.checks.violate(|| format!("rank {rank}: {task:?} begins: {error}"));
+        }
+    }
+
+    /// A value is freed.
+    pub(super) fn check_freed(&mut self, rank: u32, value: &Value) {
+        let Some(&id) = value.id.get().filter(|_| self.is_checked()) else {
+            return;
+        };
+        self.checks.count("a value is freed");
+        match self.checks.values.insert(id, true) {
+            Some(false) => {}
+            Some(true) => self.checks.violate(|| format!("value {} was freed twice on rank {rank}", id.value)),
+            None => self
+                .checks
+                .violate(|| format!("value {} was freed on rank {rank}, where it wasn't made", id.value)),
+        }
+        if self.handles.is_held(id) {
+            self.checks
+                .violate(|| format!("value {} was freed on rank {rank} while a rank holds it", id.value));
+        }
+        if self.is_on_the_way(id) {
+            self.checks
+                .violate(|| format!("value {} was freed on rank {rank} while a reference to it is on the way", id.value));
+        }
+        if let Some(holder) = self.nodes.iter().position(|n| !n.stopped && n.rank.carries(id)) {
+            self.checks.violate(|| {
+                format!(
+                    "value {} was freed on rank {rank} while a request that waits on rank {holder} holds it",
+                    id.value
+                )
+            });
+        }
+    }
+
+    /// An epoch has ended on a rank: nothing may be on the way.
+    pub(super) fn check_ended(&mut self, rank: u32, last: bool) {
+        self.checks.count("an epoch ends on a rank");
+        if !last || !self.is_checked() {
+            return;
+        }
+        let late = self.frames().find(|f| {
+            !f.again
+                && !matches!(
+                    crate::wire::parse_header(&f.header),
+                    Ok((Message::Wave { .. }, ..)) | Ok((Message::Quiet { .. }, ..))
+                )
+        });
+        if let Some((from, to)) = late.map(|f| (f.from, f.to)) {
+            self.checks
+                .violate(|| format!("the end came on rank {rank} while a message from {from} to {to} was on the way"));
+        }
+        for other in 0..self.size() {
+            // Its main job is still there, until it hears of the end.
+            let (jobs, node) = (self.jobs_of(other), &self.nodes[other as usize]);
+            if jobs > 1 || node.callbacks > 0 || self.handles.any_dropped(other) {
+                self.checks
+                    .violate(|| format!("the end came on rank {rank} while something is still to be done on rank {other}"));
+            }
+        }
+    }
+
+    /// All is over, and nothing was lost: nothing may be left.
+    pub(super) fn check_left(&mut self) {
+        for rank in 0..self.size() {
+            let node = &self.nodes[rank as usize];
+            let mut left = node.rank.residue();
+            left.extend([
+                ("requests waited for", node.waiting.len()),
+                ("recordings", node.recordings.len()),
+                ("optimizers", node.optimizers.len()),
+                ("optimizers dropped before they were made", node.unmade.len()),
+                ("backwards waited for", node.backwards.len()),
+            ]);
+            left.retain(|l| l.1 > 0);
+            if !left.is_empty() {
+                return self.checks.violate(|| format!("at the end rank {rank} keeps {left:?}"));
+            }
+        }
+        if let Some(id) = self.checks.values.iter().filter(|v| !v.1).map(|v| *v.0).min() {
+            return self
+                .checks
+                .violate(|| format!("at the end value {} on rank {} was never freed", id.value, id.owner));
+        }
+        let Checks { met, releases, .. } = &self.checks;
+        let mut all: Vec<_> = met.iter().chain(releases.keys()).copied().collect();
+        all.sort_unstable();
+        for (context, rank) in all {
+            let (known, told) = (met.contains(&(context, rank)), releases.get(&(context, rank)).copied().unwrap_or(0));
+            if context.rank() != rank && u64::from(known) != told {
+                return self.checks.violate(|| {
+                    format!(
+                        "context {context} was released {told} times on rank {rank}, which met it {} times",
+                        u64::from(known)
+                    )
+                });
+            }
+        }
+    }
+}
