@@ -48,13 +48,16 @@ fn main() -> ExitCode {
 }
 
 fn find_mutants(seeds: std::ops::Range<u64>) -> (usize, usize) {
-    let found = sim::mutants(seeds);
-    for (mutant, seed) in &found {
-        match seed {
-            Some((seed, what)) => println!("{mutant}\n    found by seed {seed}: {what}"),
-            None => println!("{mutant}\n    NOT FOUND"),
+    let (mut found, mut missed) = (0, 0);
+    sim::mutants(seeds, |mutant, seed| match seed {
+        Some((seed, what)) => {
+            println!("{mutant}\n    found by seed {seed}: {what}");
+            found += 1;
         }
-    }
-    let missed = found.iter().filter(|f| f.1.is_none()).count();
-    (found.len() - missed, missed)
+        None => {
+            println!("{mutant}\n    NOT FOUND");
+            missed += 1;
+        }
+    });
+    (found, missed)
 }

@@ -145,10 +145,12 @@ impl Runtime {
                 }
                 .into());
             }
-            if let (Some(request), true) = (found, now >= ask) {
+            if now >= ask {
                 log::warn!("rank {}: `{operation}` waits for room in the window to rank {to}", self.rank());
                 asked = now;
-                self.event(|core| core.rank.query(request))?;
+                if let Some(request) = found {
+                    self.event(|core| core.rank.query(request))?;
+                }
             }
         }
     }

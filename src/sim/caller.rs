@@ -235,9 +235,11 @@ impl Caller {
             if now >= end(heard) {
                 return Err(self.timed_out("room in a window", to));
             }
-            if let (Some(request), true) = (found, now >= ask) {
+            if now >= ask {
                 asked = now;
-                sim.step(rank, |n| n.rank.query(request));
+                if let Some(request) = found {
+                    sim.step(rank, |n| n.rank.query(request));
+                }
             }
         }
     }

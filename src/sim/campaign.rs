@@ -96,14 +96,13 @@ pub fn replay(seed: u64) -> (Report, Vec<String>) {
     (report, trace)
 }
 
-/// Switches each fault of the protocol on in turn; says for each which seed finds it first, of so many, and as what.
-pub fn mutants(seeds: Range<u64>) -> Vec<(String, Option<(u64, String)>)> {
-    let mut all = Vec::new();
+/// Switches each fault of the protocol on in turn; tells for each, as soon as it is known, what it is, and which seed finds it first, of so many, as what.
+pub fn mutants(seeds: Range<u64>, mut tell: impl FnMut(&str, Option<(u64, &str)>)) {
     for &(mutant, what) in Mutant::ALL {
-        let found = campaign(seeds.clone(), Some(mutant)).violations.into_iter().next();
-        all.push((format!("{mutant:?}: {what}"), found.map(|v| (v.seed, v.what))));
+        let report = campaign(seeds.clone(), Some(mutant));
+        let found = report.violations.first().map(|v| (v.seed, v.what.as_str()));
+        tell(&format!("{mutant:?}: {what}"), found);
     }
-    all
 }
 
 fn campaign(seeds: Range<u64>, mutant: Option<Mutant>) -> Report {

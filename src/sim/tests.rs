@@ -1,4 +1,4 @@
-//! The simulation at a small size, and seeds that failed once.
+//! The simulation at a small size.
 
 use super::run::{Tracing, check};
 use super::{generate, replay, run};
@@ -24,23 +24,6 @@ fn random_programs_keep_the_rules() {
         "something races with a backward",
     ] {
         assert!(report.counts.contains_key(what), "no program did this: {what}\n{report}");
-    }
-}
-
-/// Each broke a rule before the protocol or its driver was changed.
-#[test]
-fn seeds_that_failed_once() {
-    let failed = [
-        // A reply held back for a registration with a rank that had stopped.
-        11, 33, // The last answer on a world of one rank held references.
-        22, 25, 45, // A window to a rank that had stopped.
-        79, // Answers that come twice.
-        5, 64, 2199, // A backward of a released context, still at work at the end.
-        12069,
-    ];
-    for seed in failed {
-        let report = run(seed..seed + 1);
-        assert!(report.violations.is_empty(), "{report}");
     }
 }
 
