@@ -19,6 +19,7 @@ mod protocol;
 pub mod rpc;
 mod rref;
 mod runtime;
+mod sync;
 pub mod tensor;
 pub mod transport;
 mod wire;

@@ -1,10 +1,9 @@
 //! Where an answer is put for the thread that waits for it, or for a callback.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::Thread;
 use std::time::Instant;
 
+use super::handover::Latch;
 use crate::Result;
 use crate::protocol::Status;
 use crate::wire::Delivered;
@@ -17,7 +16,6 @@ type Callback = Box<dyn FnOnce(Reply) + Send>;
 #[derive(Default)]
 struct State {
     reply: Option<Reply>,
-    waiter: Option<Thread>,
     callback: Option<Callback>,
     status: Option<(Status, Instant)>,
     /// When the receiver last said that it has the request.
@@ -27,7 +25,7 @@ struct State {
 /// One answer, once.
 #[derive(Default)]
 pub(crate) struct Slot {
-    done: AtomicBool,
+    done: Latch,
     state: Mutex<State>,
 }
 
@@ -47,22 +45,18 @@ impl Slot {
     }
 
     pub(crate) fn is_done(&self) -> bool {
-        self.done.load(Ordering::Acquire)
+        self.done.is_set()
     }
 
     /// Puts the answer in; returns the callback to run with it, if there is one.
     pub(crate) fn complete(&self, reply: Reply) -> Option<(Callback, Reply)> {
         let mut state = self.state();
-        self.done.store(true, Ordering::Release);
         if let Some(callback) = state.callback.take() {
+            self.done.set();
             return Some((callback, reply));
         }
         state.reply = Some(reply);
-        if let Some(waiter) = state.waiter.take()
-            && waiter.id() != std::thread::current().id()
-        {
-            waiter.unpark();
-        }
+        self.done.set();
         None
     }
 
@@ -73,7 +67,7 @@ impl Slot {
 
     /// The current thread is to be woken when the answer comes.
     pub(crate) fn wait_here(&self) {
-        self.state().waiter = Some(std::thread::current());
+        self.done.wait_here();
     }
 
     /// Sets a callback; gives it back with the answer if that is here already.

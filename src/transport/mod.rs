@@ -14,6 +14,7 @@
 mod doorbell;
 pub mod local;
 pub mod mpi;
+mod parking;
 mod pool;
 mod segment;
 
