@@ -200,7 +200,7 @@ impl Latch {
     }
 
     pub(crate) fn is_set(&self) -> bool {
-        self.set.load(Ordering::Acquire)
+        self.set.load(Ordering::SeqCst)
     }
 
     /// The current thread is to be woken when it is set.
@@ -211,7 +211,8 @@ impl Latch {
     pub(crate) fn set(&self) {
         let waiter = {
             let mut waiter = self.waiter();
-            self.set.store(true, Ordering::Release);
+            // Before the look at whether the leader sleeps, in the one order of all that both take part in.
+            self.set.store(true, Ordering::SeqCst);
             waiter.take()
         };
         if let Some(waiter) = waiter
