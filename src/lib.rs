@@ -13,6 +13,9 @@ pub mod autograd;
 pub mod config;
 pub mod dist;
 mod error;
+#[cfg(feature = "faults")]
+#[doc(hidden)]
+pub mod faults;
 pub mod optim;
 pub mod prelude;
 mod protocol;

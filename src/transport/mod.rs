@@ -12,6 +12,8 @@
 //! Two back ends keep it: [`mpi`], and [`local`] (ranks as threads of one process).
 
 mod doorbell;
+#[cfg(feature = "faults")]
+pub(crate) mod faults;
 pub mod local;
 pub mod mpi;
 mod parking;
