@@ -1,6 +1,6 @@
 //! For the tests of this crate: faults on purpose between ranks, and a door to the decoders. Only with the feature `faults`; no part of the API.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 pub use crate::transport::faults::{Tally, record, recorded, tally};
 
@@ -98,7 +98,7 @@ impl Decoded {
             self.note(value.clone().decode::<(Tensor, RRef<Tensor>)>());
             self.note(value.clone().decode::<(Vec<Tensor>, Option<f64>)>());
             self.note(value.clone().decode::<(OptimizerSpec, Vec<u32>, Vec<Option<String>>)>());
-            self.note(value.clone().decode::<HashMap<String, Vec<i64>>>());
+            self.note(value.clone().decode::<BTreeMap<String, Vec<i64>>>());
             self.note(value.decode::<Vec<Vec<u8>>>());
         }
     }

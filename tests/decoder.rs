@@ -103,7 +103,7 @@ fn all_kinds(world: &World) -> Result<()> {
     world.lead(|world| {
         let w = world.put(1, Tensor::from_vec(vec![2.0f64, 3.0], [2])?)?;
         let table = world.put(2, Tensor::from_vec((0..12).map(f64::from).collect(), [6, 2])?)?;
-        let optimizer = DistributedOptimizer::new(world, Adam::new(0.1), [&w, &table])?;
+        let optimizer = DistributedOptimizer::new(world, Sgd::new(0.1), [&w, &table])?;
         for mode in [Mode::Exact, Mode::Fast] {
             let ctx = world.context()?;
             let rows = ctx.call(2, looked_up, (&table, Tensor::from_vec(vec![1i64, 4], [2])?))?;
@@ -176,10 +176,10 @@ fn mutate(bytes: &mut Vec<u8>, all: &[Vec<u8>], random: &mut impl Rng) {
     }
 }
 
-/// What the decoders may hold at once for so many bytes: the announced limit, of which memory that is kept for reuse may take an eighth more, and what
-/// small things (an absent gradient is one byte on the way) take in memory.
+/// What the decoders may hold at once for so many bytes: twice the announced limit, as booleans are checked into other memory, an eighth more, as memory
+/// is taken in sizes that can be used again, and what small things (an absent gradient is one byte on the way) take in memory.
 fn bound(bytes: usize, limit: u64) -> usize {
-    limit as usize + limit as usize / 8 + 400 * bytes + (16 << 10)
+    2 * (limit as usize + limit as usize / 8) + 100 * bytes + (16 << 10)
 }
 
 fn check(bytes: &[u8], limit: u64) -> faults::Decoded {
@@ -207,10 +207,10 @@ fn what_a_world_sends_is_understood_and_what_it_would_not_is_an_error() {
     }
     let mut random = ChaCha8Rng::seed_from_u64(number("DECODER_SEED", 1));
     let (mut understood, mut refused) = (0, 0);
-    let runs = number("DECODER_RUNS", 100_000);
+    let runs = number("DECODER_RUNS", 500_000);
     for _ in 0..runs {
         let mut bytes = all.choose(&mut random).expect("messages were recorded").clone();
-        for _ in 0..random.random_range(1..=4) {
+        for _ in 0..random.random_range(1..=3) {
             mutate(&mut bytes, &all, &mut random);
         }
         let limit = 1 << random.random_range(10..24);
@@ -218,7 +218,7 @@ fn what_a_world_sends_is_understood_and_what_it_would_not_is_an_error() {
         understood += decoded.understood;
         refused += decoded.errors.len();
     }
-    assert!(understood as u64 > runs / 10, "mutations went deep: {understood} of {runs}");
+    assert!(understood as u64 > runs / 20, "mutations went deep: {understood} of {runs}");
     assert!(refused as u64 > runs, "and were noticed: {refused} errors");
 }
 

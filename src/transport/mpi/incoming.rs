@@ -324,26 +324,35 @@ impl Transfer {
     }
 }
 
-/// As if the segments of an announcement had come, from these bytes over and over: for tests of the decoders.
+/// As if what was announced had come: a lead from what follows the announcement, and segments of ones and zeros, which are values of every dtype. For
+/// tests of the decoders.
 #[cfg(feature = "faults")]
 pub(super) fn as_if(bytes: u64, lead: Lead, rest: &[u8], limit: u64) -> Result<Delivery> {
     let mut pool = Pool::new(0);
-    let fill = |stage: &mut Stage, pool: &mut Pool| -> Result<()> {
-        for part in stage.memory(pool)? {
-            part.iter_mut().zip(rest.iter().cycle()).for_each(|(to, from)| *to = *from);
-        }
-        Ok(())
-    };
     let mut stage = match Stage::first(bytes, lead, rest, limit)? {
         Ok(stage) => stage,
         Err(refused) => return Ok(refused),
     };
-    fill(&mut stage, &mut pool)?;
+    if let Stage::Lead(lead) = &mut stage {
+        let Some(arrived) = rest.get(..lead.len()) else {
+            return Err(decode_error(format!(
+                "a lead of {} bytes, of which {} arrived",
+                lead.len(),
+                rest.len()
+            )));
+        };
+        lead.copy_from_slice(arrived);
+    }
     if let Stage::Lead(lead) = &stage
         && let Ok(next) = Stage::after_lead(lead, bytes, limit)?
     {
         stage = next;
-        fill(&mut stage, &mut pool)?;
+    }
+    stage.memory(&mut pool)?;
+    if let Stage::Segments { buffers, .. } = &mut stage {
+        for buffer in buffers {
+            buffer.as_bytes_mut().iter_mut().for_each(|byte| *byte &= 1);
+        }
     }
     stage.deliver(bytes, limit, &mut pool)
 }
