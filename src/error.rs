@@ -1,5 +1,7 @@
 //! One error type: what failed, on which rank, and what to do about it.
 
+mod nesting;
+
 use serde::{Deserialize, Serialize};
 use thiserror::Error as ThisError;
 
@@ -9,8 +11,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// What failed. [`Error::kind`] gives the facts; the text says what to do.
 ///
 /// An error travels between ranks as it is: what a remote function returned on its rank is what its caller gets,
-/// wrapped in [`ErrorKind::Remote`] with the rank and the function.
-#[derive(Clone, PartialEq, Serialize, Deserialize)]
+/// wrapped in [`ErrorKind::Remote`] with the rank and the function. Of an error with more than 64 causes, one inside the other, the innermost
+/// arrive as text.
+#[derive(Clone, PartialEq)]
 pub struct Error(Box<ErrorKind>);
 
 /// As the text: what a `main` that returns an error prints.

@@ -13,6 +13,9 @@ pub mod autograd;
 pub mod config;
 pub mod dist;
 mod error;
+#[cfg(feature = "faults")]
+#[doc(hidden)]
+pub mod faults;
 mod mutant;
 pub mod optim;
 pub mod prelude;
@@ -23,6 +26,7 @@ mod runtime;
 #[cfg(any(test, feature = "sim"))]
 #[doc(hidden)]
 pub mod sim;
+mod sync;
 pub mod tensor;
 pub mod transport;
 mod wire;

@@ -28,6 +28,8 @@ pub(crate) use drain::children;
 pub use ids::{ContextId, OptimizerId, RefId, ValueId};
 pub(crate) use ids::{CrossingId, RequestId, TaskId};
 pub use message::Mode;
+#[cfg(feature = "faults")]
+pub(crate) use message::Part;
 pub(crate) use message::{Answer, Gate, Manner, Message, Op, Status, Tag};
 use references::{Lookup, References};
 pub(crate) use turns::Turn;

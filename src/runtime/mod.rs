@@ -4,6 +4,7 @@ mod contexts;
 mod core;
 mod end;
 pub(crate) mod failure;
+mod handover;
 mod host;
 pub(crate) mod logging;
 pub(crate) mod placement;

@@ -1,10 +1,9 @@
 //! Where an answer is put for the thread that waits for it, or for a callback.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::Thread;
 use std::time::Instant;
 
+use super::handover::Latch;
 use crate::Result;
 use crate::protocol::Status;
 use crate::wire::Delivered;
@@ -15,35 +14,35 @@ pub(crate) type Reply = Result<Delivered>;
 type Callback = Box<dyn FnOnce(Reply) + Send>;
 
 /// Tells a thread that one of several answers is an error.
-#[derive(Debug)]
-pub(crate) struct Alarm {
-    rung: AtomicBool,
-    thread: Thread,
+#[derive(Default)]
+pub(crate) struct Alarm(Latch);
+
+impl std::fmt::Debug for Alarm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Alarm").field(&self.has_rung()).finish()
+    }
 }
 
 impl Alarm {
     /// For the current thread.
     pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Alarm {
-            rung: AtomicBool::new(false),
-            thread: std::thread::current(),
-        })
+        let alarm = Arc::<Self>::default();
+        alarm.0.wait_here();
+        alarm
     }
 
     pub(crate) fn has_rung(&self) -> bool {
-        self.rung.load(Ordering::Acquire)
+        self.0.is_set()
     }
 
     fn ring(&self) {
-        self.rung.store(true, Ordering::Release);
-        self.thread.unpark();
+        self.0.set();
     }
 }
 
 #[derive(Default)]
 struct State {
     reply: Option<Reply>,
-    waiter: Option<Thread>,
     alarm: Option<Arc<Alarm>>,
     callback: Option<Callback>,
     status: Option<(Status, Instant)>,
@@ -54,7 +53,7 @@ struct State {
 /// One answer, once.
 #[derive(Default)]
 pub(crate) struct Slot {
-    done: AtomicBool,
+    done: Latch,
     state: Mutex<State>,
 }
 
@@ -74,25 +73,21 @@ impl Slot {
     }
 
     pub(crate) fn is_done(&self) -> bool {
-        self.done.load(Ordering::Acquire)
+        self.done.is_set()
     }
 
     /// Puts the answer in; returns the callback to run with it, if there is one.
     pub(crate) fn complete(&self, reply: Reply) -> Option<(Callback, Reply)> {
         let mut state = self.state();
-        self.done.store(true, Ordering::Release);
         if let Some(alarm) = state.alarm.take().filter(|_| reply.is_err()) {
             alarm.ring();
         }
         if let Some(callback) = state.callback.take() {
+            self.done.set();
             return Some((callback, reply));
         }
         state.reply = Some(reply);
-        if let Some(waiter) = state.waiter.take()
-            && waiter.id() != std::thread::current().id()
-        {
-            waiter.unpark();
-        }
+        self.done.set();
         None
     }
 
@@ -103,7 +98,7 @@ impl Slot {
 
     /// The current thread is to be woken when the answer comes.
     pub(crate) fn wait_here(&self) {
-        self.state().waiter = Some(std::thread::current());
+        self.done.wait_here();
     }
 
     /// The alarm is to ring if the answer is an error; at once if it is here already.

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::doorbell::{Sleeper, Slot, ThreadPark};
+use super::doorbell::{Sleeper, Slot};
+use super::parking::ThreadPark;
 use super::{Delivery, Frame, Settings, Traffic, Transport};
 use crate::{ErrorKind, Result};
 

@@ -12,8 +12,11 @@
 //! Two back ends keep it: [`mpi`], and [`local`] (ranks as threads of one process).
 
 mod doorbell;
+#[cfg(feature = "faults")]
+pub(crate) mod faults;
 pub mod local;
 pub mod mpi;
+mod parking;
 mod pool;
 mod segment;
 

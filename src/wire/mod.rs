@@ -4,6 +4,8 @@
 //! and write only their place, references leave their id. Decoding is the mirror image, and trusts nothing that it reads.
 
 mod gradients;
+#[cfg(feature = "faults")]
+mod kind;
 mod tensor;
 
 use std::any::Any;
@@ -20,6 +22,8 @@ use crate::tensor::{DType, Data};
 use crate::{Error, ErrorKind, Result};
 
 pub(crate) use gradients::{decode_gradients, encode_gradients};
+#[cfg(feature = "faults")]
+pub(crate) use kind::{KINDS, kind};
 
 /// Number of this encoding; ranks that speak different ones are refused at start.
 pub(crate) const VERSION: u32 = 1;

@@ -138,6 +138,8 @@ pub(super) fn ended() {
 
 /// A world over a transport that is up.
 pub(super) fn assemble(transport: Box<dyn Transport>, settings: Settings, mut states: States) -> Result<World> {
+    #[cfg(feature = "faults")]
+    let transport = crate::transport::faults::wrap(transport, crate::wire::kind);
     if let Err(error) = same_program(&*transport) {
         // On all ranks alike. The first error is the one to tell.
         let _ = transport.close();

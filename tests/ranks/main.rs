@@ -4,6 +4,8 @@
 //! after the other, kills what overruns its time limit, and ends with a line `N passed, M failed`. With `RANKS_CASE` it is a rank and
 //! runs the case's function on its main thread. `MPI=openmpi` or `MPI=mpich` chooses the launcher; it must be the MPI of the build.
 //!
+//! With the feature `faults`, `RANKS_FAULTS` makes things go wrong in any case (`RANKS_FAULTS="seed=1 delay=all:5"`); see `rankgrad::faults::set`.
+//!
 //! A new topic is a module beside this file with a `CASES` of its own, listed in [`TOPICS`].
 
 #![allow(unreachable_pub, reason = "a test has no other users than itself")]
@@ -16,6 +18,8 @@ mod driver;
 mod errors;
 mod failure;
 mod field;
+#[cfg(feature = "faults")]
+mod faults;
 mod groups;
 mod in_backward;
 mod launch;
@@ -68,11 +72,20 @@ const TOPICS: &[&[Case]] = &[
     torch_rpc::CASES,
     torch_optim::CASES,
     field::CASES,
+    #[cfg(feature = "faults")]
+    faults::CASES,
 ];
 
 fn main() -> ExitCode {
     match std::env::var(launch::CASE) {
-        Ok(name) => case::run_rank(&name, TOPICS.iter().copied().chain([selftest::HELPERS]).flatten()),
+        Ok(name) => {
+            #[cfg(feature = "faults")]
+            if let Err(error) = rankgrad::faults::set(&std::env::var("RANKS_FAULTS").unwrap_or_default()) {
+                eprintln!("RANKS_FAULTS: {error}");
+                return ExitCode::from(2);
+            }
+            case::run_rank(&name, TOPICS.iter().copied().chain([selftest::HELPERS]).flatten())
+        }
         Err(_) => driver::run(TOPICS.iter().copied().flatten()),
     }
 }

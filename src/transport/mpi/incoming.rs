@@ -56,7 +56,7 @@ struct Transfer {
 }
 
 #[derive(Debug)]
-enum Stage {
+pub(super) enum Stage {
     /// Layouts and header are on their way.
     Lead(Vec<u8>),
     /// The segments are.
@@ -65,6 +65,83 @@ enum Stage {
         layouts: Vec<Layout>,
         buffers: Vec<Buffer>,
     },
+}
+
+impl Stage {
+    /// What an announcement of so many bytes begins with, or what is delivered in its place as it is over the limit.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Decode`](crate::ErrorKind::Decode) if its parts don't fit together.
+    pub(super) fn first(bytes: u64, lead: Lead, rest: &[u8], limit: u64) -> Result<Result<Stage, Delivery>> {
+        Ok(match lead {
+            Lead::Here { header, layouts } => {
+                let header = message::decode_header(header, rest)?;
+                Stage::segments(layouts, header, bytes, limit)?.map_err(|header| Delivery::Refused { header, bytes, limit })
+            }
+            Lead::Apart { bytes: len } => match usize::try_from(len) {
+                Ok(len) if len as u64 <= limit => Ok(Stage::Lead(vec![0; len])),
+                _ => Err(Delivery::Refused {
+                    header: rest.to_vec(),
+                    bytes: bytes.saturating_add(len),
+                    limit,
+                }),
+            },
+        })
+    }
+
+    /// What follows a lead that has arrived; gives the header back if the segments are over the limit.
+    pub(super) fn after_lead(lead: &[u8], bytes: u64, limit: u64) -> Result<Result<Stage, Vec<u8>>> {
+        let (layouts, header) = message::decode_lead(lead)?;
+        Stage::segments(layouts, header, bytes, limit)
+    }
+
+    fn segments(layouts: Vec<Layout>, header: Vec<u8>, bytes: u64, limit: u64) -> Result<Result<Stage, Vec<u8>>> {
+        check_total(&layouts, bytes)?;
+        Ok(if bytes > limit {
+            Err(header)
+        } else {
+            Ok(Stage::Segments {
+                header,
+                layouts,
+                buffers: Vec::new(),
+            })
+        })
+    }
+
+    /// Takes memory for what is to come; where it is to be received.
+    fn memory(&mut self, pool: &mut Pool) -> Result<Vec<&mut [u8]>> {
+        match self {
+            Stage::Lead(lead) => Ok(vec![lead]),
+            Stage::Segments { layouts, buffers, .. } => {
+                for layout in &*layouts {
+                    buffers.push(pool.take(layout.dtype, layout.len()?));
+                }
+                let parts = layouts.iter().zip(buffers);
+                parts
+                    .map(|(layout, buffer)| Ok(&mut buffer.as_bytes_mut()[..layout.bytes()?]))
+                    .collect()
+            }
+        }
+    }
+
+    /// What has arrived, once all of it is there.
+    fn deliver(self, bytes: u64, limit: u64, pool: &mut Pool) -> Result<Delivery> {
+        Ok(match self {
+            Stage::Lead(lead) => {
+                let (_, header) = message::decode_lead(&lead)?;
+                Delivery::Refused { header, bytes, limit }
+            }
+            Stage::Segments { header, layouts, buffers } => {
+                let mut segments = Vec::with_capacity(buffers.len());
+                for (layout, buffer) in layouts.iter().zip(buffers) {
+                    let storage = buffer.into_storage()?;
+                    pool.keep(&storage);
+                    segments.push(shaped(storage, &layout.shape)?);
+                }
+                Delivery::Frame(Frame { header, segments })
+            }
+        })
+    }
 }
 
 impl Incoming {
@@ -96,35 +173,9 @@ impl Incoming {
 
     /// Takes up an announcement, or refuses it.
     pub(super) fn announced(&mut self, peers: &mut Peers, from: u32, id: u64, bytes: u64, lead: Lead, rest: &[u8]) -> Result<()> {
-        let limit = self.message_limit;
-        let stage = match lead {
-            Lead::Here { header, layouts } => {
-                let header = message::decode_header(header, rest)?;
-                check_total(&layouts, bytes)?;
-                if bytes > limit {
-                    return self.refuse(peers, from, id, Delivery::Refused { header, bytes, limit });
-                }
-                Stage::Segments {
-                    header,
-                    layouts,
-                    buffers: Vec::new(),
-                }
-            }
-            Lead::Apart { bytes: len } => match usize::try_from(len) {
-                Ok(len) if len as u64 <= limit => Stage::Lead(vec![0; len]),
-                _ => {
-                    return self.refuse(
-                        peers,
-                        from,
-                        id,
-                        Delivery::Refused {
-                            header: rest.to_vec(),
-                            bytes: bytes.saturating_add(len),
-                            limit,
-                        },
-                    );
-                }
-            },
+        let stage = match Stage::first(bytes, lead, rest, self.message_limit)? {
+            Ok(stage) => stage,
+            Err(refused) => return self.refuse(peers, from, id, refused),
         };
         let key = self.next_key;
         self.next_key += 1;
@@ -204,41 +255,17 @@ impl Incoming {
     fn segments_follow(&mut self, peers: &mut Peers, at: usize) -> Result<bool> {
         let transfer = &mut self.active[at];
         let Stage::Lead(lead) = &transfer.stage else { return Ok(false) };
-        if transfer.bytes > self.message_limit {
+        let Ok(stage) = Stage::after_lead(lead, transfer.bytes, self.message_limit)? else {
             return Ok(false);
-        }
-        let (layouts, header) = message::decode_lead(lead)?;
-        check_total(&layouts, transfer.bytes)?;
-        transfer.stage = Stage::Segments {
-            header,
-            layouts,
-            buffers: Vec::new(),
         };
+        transfer.stage = stage;
         transfer.post(peers.comm, &mut self.pool, self.chunk_limit)?;
         Ok(true)
     }
 
     /// Puts a complete frame into its place, and hands over what waits no longer.
     fn finish(&mut self, transfer: Transfer, inbox: &mut Vec<(u32, Delivery)>) -> Result<()> {
-        let delivery = match transfer.stage {
-            Stage::Lead(lead) => {
-                let (_, header) = message::decode_lead(&lead)?;
-                Delivery::Refused {
-                    header,
-                    bytes: transfer.bytes,
-                    limit: self.message_limit,
-                }
-            }
-            Stage::Segments { header, layouts, buffers } => {
-                let mut segments = Vec::with_capacity(buffers.len());
-                for (layout, buffer) in layouts.iter().zip(buffers) {
-                    let storage = buffer.into_storage()?;
-                    self.pool.keep(&storage);
-                    segments.push(shaped(storage, &layout.shape)?);
-                }
-                Delivery::Frame(Frame { header, segments })
-            }
-        };
+        let delivery = transfer.stage.deliver(transfer.bytes, self.message_limit, &mut self.pool)?;
         let Some(queue) = self.behind.get_mut(&transfer.from) else {
             return Ok(());
         };
@@ -287,24 +314,45 @@ impl Transfer {
             requests,
             ..
         } = self;
-        let mut post = |part: &mut [u8]| -> Result<()> {
+        for part in stage.memory(pool)? {
             for chunk in part.chunks_mut(chunk_limit) {
                 // SAFETY: the part is heap memory of this transfer, which keeps it, untouched, until its requests are done.
                 requests.push_back(unsafe { comm.irecv(chunk, Some(*from), i32::from(*tag)) }?);
             }
-            Ok(())
+        }
+        Ok(())
+    }
+}
+
+/// As if what was announced had come: a lead from what follows the announcement, and segments of ones and zeros, which are values of every dtype. For
+/// tests of the decoders.
+#[cfg(feature = "faults")]
+pub(super) fn as_if(bytes: u64, lead: Lead, rest: &[u8], limit: u64) -> Result<Delivery> {
+    let mut pool = Pool::new(0);
+    let mut stage = match Stage::first(bytes, lead, rest, limit)? {
+        Ok(stage) => stage,
+        Err(refused) => return Ok(refused),
+    };
+    if let Stage::Lead(lead) = &mut stage {
+        let Some(arrived) = rest.get(..lead.len()) else {
+            return Err(decode_error(format!(
+                "a lead of {} bytes, of which {} arrived",
+                lead.len(),
+                rest.len()
+            )));
         };
-        match stage {
-            Stage::Lead(lead) => post(lead),
-            Stage::Segments { layouts, buffers, .. } => {
-                for layout in &*layouts {
-                    buffers.push(pool.take(layout.dtype, layout.len()?));
-                }
-                for (layout, buffer) in layouts.iter().zip(buffers) {
-                    post(&mut buffer.as_bytes_mut()[..layout.bytes()?])?;
-                }
-                Ok(())
-            }
+        lead.copy_from_slice(arrived);
+    }
+    if let Stage::Lead(lead) = &stage
+        && let Ok(next) = Stage::after_lead(lead, bytes, limit)?
+    {
+        stage = next;
+    }
+    stage.memory(&mut pool)?;
+    if let Stage::Segments { buffers, .. } = &mut stage {
+        for buffer in buffers {
+            buffer.as_bytes_mut().iter_mut().for_each(|byte| *byte &= 1);
         }
     }
+    stage.deliver(bytes, limit, &mut pool)
 }

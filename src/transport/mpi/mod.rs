@@ -30,6 +30,8 @@ use comm::{Comm, Request, SumScatter};
 use engine::Engine;
 use page::Doorbells;
 pub use process::set_blas_threads;
+#[cfg(feature = "faults")]
+pub(super) use process::{kill, stop};
 pub use start::{Host, ThreadLevel};
 
 use super::{Delivery, Frame, Settings, Traffic, Transport};
@@ -108,6 +110,8 @@ pub(crate) fn start_together(host: Host<'_>, settings: Result<Settings>) -> Resu
     let own_mpi = host.is_none();
     let start::Started { comm, thread_level, fit } = start::start(&host)?;
     let (rank, size) = (comm.rank, comm.size);
+    #[cfg(feature = "faults")]
+    super::faults::reached("init", rank);
     let mine = settings.and_then(|settings| fit.and(settings.check()).map(|()| settings));
     let settings = match agree(&comm, mine) {
         Ok(settings) => settings,
@@ -433,6 +437,43 @@ impl Transport for MpiTransport {
         log::error!("rank {} aborts the job (code {code})", self.rank);
         process::abort(code)
     }
+}
+
+/// Decodes a message as the inbox does; the segments of an announcement are made up.
+#[cfg(feature = "faults")]
+pub(crate) fn decode(bytes: &[u8], limit: u64) -> Result<Option<Delivery>> {
+    let (message, rest) = message::decode(bytes)?;
+    Ok(match message {
+        message::Message::Frame { header, layouts } => Some(message::decode_frame(header, &layouts, rest)?.within(limit)),
+        message::Message::Announce { bytes, lead, .. } => Some(incoming::as_if(bytes, lead, rest, limit)?),
+        message::Message::Clear { .. } | message::Message::Refuse { .. } => None,
+    })
+}
+
+/// The messages in which a frame can come, for [`decode`].
+#[cfg(feature = "faults")]
+pub(crate) fn messages(frame: &Frame) -> Result<Vec<Vec<u8>>> {
+    let room = frame.header.len() + frame.segment_bytes() as usize + 64 * (frame.segments.len() + 1);
+    let mut slot = vec![0; room];
+    let mut messages: Vec<Vec<u8>> = message::encode_frame(frame, &mut slot)
+        .map(|size| slot[..size].to_vec())
+        .into_iter()
+        .collect();
+    let (size, _) = message::encode_announcement(1, frame, &mut slot)?;
+    messages.push(slot[..size].to_vec());
+    let (_, lead) = message::encode_announcement(1, frame, &mut [0; 64])?;
+    if !lead.is_empty() {
+        let bytes = frame.segment_bytes();
+        let apart = message::Lead::Apart { bytes: lead.len() as u64 };
+        let announcement = message::Message::Announce {
+            transfer: 1,
+            bytes,
+            lead: apart,
+        };
+        let size = message::encode(&announcement, &mut slot).unwrap_or(0);
+        messages.push([&slot[..size], &lead].concat());
+    }
+    Ok(messages)
 }
 
 impl Drop for MpiTransport {

@@ -80,12 +80,19 @@ pub(super) fn abort(code: i32) -> ! {
 }
 
 /// By a signal, as MPICH's launcher leaves the other ranks running when one has merely left with `_exit`.
-fn kill() -> ! {
+pub(in crate::transport) fn kill() -> ! {
     // SAFETY: no memory is involved.
     unsafe {
         libc::kill(libc::getpid(), libc::SIGKILL);
         libc::_exit(1)
     }
+}
+
+/// Stops this process with all its threads, until a signal lets it go on.
+#[cfg(feature = "faults")]
+pub(in crate::transport) fn stop() {
+    // SAFETY: no memory is involved.
+    unsafe { libc::kill(libc::getpid(), libc::SIGSTOP) };
 }
 
 /// Sets how many threads the process's BLAS uses, if it is OpenBLAS or MKL, linked dynamically; says whether it took effect. Local.

@@ -82,11 +82,25 @@ fn level(raw: c_int) -> ThreadLevel {
     let (multiple, serialized, funneled) =
         unsafe { (ffi::RSMPI_THREAD_MULTIPLE, ffi::RSMPI_THREAD_SERIALIZED, ffi::RSMPI_THREAD_FUNNELED) };
     // MPI orders the levels.
-    match raw {
+    let granted = match raw {
         _ if raw >= multiple => ThreadLevel::Multiple,
         _ if raw >= serialized => ThreadLevel::Serialized,
         _ if raw >= funneled => ThreadLevel::Funneled,
         _ => ThreadLevel::Single,
+    };
+    #[cfg(feature = "faults")]
+    let granted = crate::transport::faults::granted(granted, world_rank());
+    granted
+}
+
+/// This process's rank in MPI_COMM_WORLD. MPI must be up.
+#[cfg(feature = "faults")]
+fn world_rank() -> u32 {
+    let mut rank = 0;
+    // SAFETY: MPI is up, and writes to our variable.
+    match unsafe { mpi_call!(MPI_Comm_rank(ffi::RSMPI_COMM_WORLD, &mut rank)) } {
+        Ok(()) => rank as u32,
+        Err(_) => 0,
     }
 }
 
