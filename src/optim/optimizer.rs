@@ -132,10 +132,10 @@ impl Optimizer {
     }
 
     /// An optimizer of one parameter that goes on from a state; neither is checked. [`Optimizer::into_state`] is the way back.
-    pub(super) fn resume(spec: OptimizerSpec, tensor: Tensor, leaf: Arc<Leaf>, state: Option<ParameterState>) -> Self {
+    pub(super) fn resume(spec: OptimizerSpec, (place, tensor): (usize, Tensor), leaf: Arc<Leaf>, state: Option<ParameterState>) -> Self {
         let (dtype, shape) = (tensor.dtype(), tensor.shape());
         let parameter = Parameter {
-            place: 0,
+            place,
             tensor,
             leaf,
             dtype,
@@ -331,9 +331,13 @@ impl Optimizer {
     /// The second half of a step: updates each parameter that has a gradient, in order.
     ///
     /// # Errors
-    /// As [`Optimizer::check`], and only if options were changed between the two.
+    /// As [`Optimizer::check`], and only if options were changed between the two; [`ErrorKind::Argument`] if another optimizer has checked them.
     pub fn apply(&mut self, gradients: Checked) -> Result<Vec<ParameterReport>> {
         let Checked { gradients, norms } = gradients;
+        let fits = |(g, p): (&Option<Gradient>, &Parameter)| g.as_ref().is_none_or(|g| g.dtype() == p.dtype && g.shape() == p.shape);
+        if gradients.len() != self.len() || !gradients.iter().zip(&self.parameters).all(fits) {
+            return Err(argument("apply", "gradients that were checked for other parameters".into()));
+        }
         let each = gradients.into_iter().zip(norms).enumerate();
         each.map(|(place, (gradient, norm))| self.apply_one(place, gradient, norm))
             .collect()
@@ -343,6 +347,13 @@ impl Optimizer {
     pub fn state(&self, parameter: usize) -> Option<&ParameterState> {
         let state = self.parameters.get(parameter)?.state.as_ref();
         state.filter(|state| state.is_used())
+    }
+
+    /// State of a parameter as it is saved: what its rule keeps under its options now. `None` if that is nothing.
+    pub(crate) fn saved_state(&self, parameter: usize) -> Option<ParameterState> {
+        let p = self.parameters.get(parameter)?;
+        let kept = self.state(parameter)?.kept(&self.groups[p.group].rule().arrays(&p.shape));
+        (!kept.is_empty()).then_some(kept)
     }
 
     /// Puts a parameter's state in place, so that the next step continues from it. What the rule keeps and isn't there
@@ -404,7 +415,8 @@ impl Optimizer {
 
     fn apply_one(&mut self, place: usize, gradient: Option<Gradient>, norm: Option<f64>) -> Result<ParameterReport> {
         let p = &mut self.parameters[place];
-        let Some(gradient) = gradient else {
+        // It may have been frozen since the check.
+        let Some(gradient) = gradient.filter(|_| p.leaf.requires_grad()) else {
             return Ok(ParameterReport {
                 updated: false,
                 rows: None,

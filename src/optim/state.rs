@@ -82,9 +82,19 @@ impl ParameterState {
         }
     }
 
+    /// Without the arrays that a rule no longer keeps under its options.
+    pub(super) fn kept(&self, arrays: &[StateArray]) -> Self {
+        let mut kept = self.clone();
+        kept.arrays.retain(|a| arrays.iter().any(|known| known.name == a.name));
+        kept
+    }
+
     /// Refuses names, dtypes and shapes that the rule doesn't keep.
     pub(super) fn check(&self, op: &str, scalars: &[(&str, f64)], arrays: &[StateArray], dtype: DType) -> Result<()> {
         let argument = |what: String| Err(ErrorKind::Argument { op: op.into(), what }.into());
+        if let Some((name, value)) = self.scalars.iter().find(|(_, value)| value.is_nan()) {
+            return argument(format!("`{name}` is {value}"));
+        }
         for (name, _) in &self.scalars {
             if !scalars.iter().any(|(n, _)| n == name) {
                 return argument(format!("no number `{name}` in the state of this rule under these options"));

@@ -120,8 +120,7 @@ impl Optimizer {
     /// ```
     pub fn state_dict(&self) -> StateDict {
         let each = self.names().into_iter().enumerate();
-        let states = each.filter_map(|(place, name)| Some((name, self.state(place)?.clone())));
-        let states = states.filter(|(_, state)| !state.is_empty());
+        let states = each.filter_map(|(place, name)| Some((name, self.saved_state(place)?)));
         StateDict {
             state: states.collect(),
             groups: self.group_states(),

@@ -187,7 +187,7 @@ impl Leaf {
     }
 
     /// Runs `f` on the values under the leaf's lock, in place if nobody else shares the storage, else on a copy that is
-    /// then swapped in. The version grows by one if `f` returns `Ok`.
+    /// then swapped in. The version grows by one if `f` returns `Ok`, and if it fails in place, where values may have changed.
     ///
     /// # Errors
     /// What `f` returns. Out of place, nothing changed then; in place, what `f` wrote before it failed stays.
@@ -201,9 +201,10 @@ impl Leaf {
             if Spec::of(&cell.data) != self.spec {
                 let error = wrong(&cell.data);
                 cell.data = Data::zeros(self.spec.dtype, self.spec.shape());
+                cell.version += 1;
                 return Err(error);
             }
-            result?
+            result.inspect_err(|_| cell.version += 1)?
         } else {
             let mut fresh = cell.data.deep_copy();
             let result = f(&mut fresh)?;

@@ -120,6 +120,29 @@ fn frozen(world: &World) -> Result<()> {
     Ok(())
 }
 
+/// What an option switched off is left out; the rest continues.
+fn options_that_keep_less(world: &World) -> Result<()> {
+    for (name, on, off, array) in [
+        ("Adam", json!({"amsgrad": true}), json!({"amsgrad": false}), "max_exp_avg_sq"),
+        ("SGD", json!({"momentum": 0.9}), json!({"momentum": 0.0}), "momentum_buffer"),
+        ("RMSprop", json!({"centered": true}), json!({"centered": false}), "grad_avg"),
+    ] {
+        let w = world.put(world.owner(1), vector(&[1.0, 2.0]))?;
+        let spec = rankgrad::optim::OptimizerSpec::from_json(name, &on)?;
+        let mut optimizer = DistributedOptimizer::new(world, spec, [("w", &w)])?;
+        let ctx = ones(world, &[&w])?;
+        optimizer.step(&ctx)?;
+        assert!(optimizer.state_dict()?.state["w"].array(array).is_some(), "{name}");
+        optimizer.set_options(None, &off)?;
+        optimizer.step(&ctx)?;
+        let dict = optimizer.state_dict()?;
+        assert!(dict.state.get("w").is_none_or(|s| s.array(array).is_none()), "{name}");
+        optimizer.load_state_dict(&dict)?;
+        optimizer.step(&ctx)?;
+    }
+    Ok(())
+}
+
 /// Ten steps; or four, then state and values go to other owners, and six more. The same bits.
 fn continues(world: &World) -> Result<()> {
     let names = ["a", "b", "c"];
@@ -227,6 +250,12 @@ pub const CASES: &[Case] = &[
     Case {
         ranks: &[1, 3],
         ..Case::new("groups::frozen_parameters_stay_as_they_are", || led(frozen))
+    },
+    Case {
+        ranks: &[1, 2],
+        ..Case::new("groups::what_an_option_no_longer_keeps_is_not_saved", || {
+            led(options_that_keep_less)
+        })
     },
     Case {
         ranks: &[1, 2, 3],

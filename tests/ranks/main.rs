@@ -17,9 +17,9 @@ mod contract;
 mod driver;
 mod errors;
 mod failure;
-mod field;
 #[cfg(feature = "faults")]
 mod faults;
+mod field;
 mod groups;
 mod in_backward;
 mod launch;

@@ -530,6 +530,67 @@ fn timeouts_in_trees(world: &World) -> Result<()> {
     Ok(())
 }
 
+/// A kept turn ends although the window to its owner is full of steps that wait behind it.
+fn full_windows(world: &World) -> Result<()> {
+    let (near, far) = (world.put(1, vector(&[0.0, 0.0]))?, world.put(2, vector(&[0.0, 0.0]))?);
+    let busy = world.put(2, vector(&[0.0]))?;
+    let slow = DistributedOptimizer::new(world, Slow::new(0.0).seconds(0.5), [&busy])?;
+    let both = DistributedOptimizer::new(world, Sgd::new(1.0), [&near, &far])?;
+    let other = DistributedOptimizer::new(world, Sgd::new(1.0), [&near])?;
+    let ctx = with_gradients(world, &[near.clone(), far.clone()], &[[1.0, 1.0]; 2])?;
+    ctx.accumulate(&busy, dense(&[1.0]))?;
+    let running = slow.step_async(&ctx, &StepOptions::new())?;
+    std::thread::scope(|scope| -> Result<()> {
+        let kept = scope.spawn(|| both.step_with(&ctx, &StepOptions::new().all_or_nothing().expect_versions(vec![0, 0], 1000)));
+        std::thread::sleep(Duration::from_millis(100)); // it keeps its turn on rank 1, and waits for rank 2
+        let steps: Vec<_> = (0..50)
+            .map(|_| other.step_async(&ctx, &StepOptions::new()))
+            .collect::<Result<_>>()?;
+        assert_eq!(kept.join().unwrap()?.updated(), 2);
+        steps.into_iter().try_for_each(|s| s.wait().map(drop))
+    })?;
+    running.wait()?;
+    assert_eq!(values(&[near, far])?, [[-51.0, -51.0], [-1.0, -1.0]]);
+    Ok(())
+}
+
+/// Steps that nobody waits for are applied in order, each with its own options, also over a tree.
+fn order(world: &World) -> Result<()> {
+    for fan_out in [0, 1, 2] {
+        let parameters = parameters(world, world.size())?;
+        let mut optimizer = DistributedOptimizer::new(world, Sgd::new(1.0), &parameters)?;
+        optimizer.set_fan_out(fan_out)?;
+        let ctx = with_gradients(world, &parameters, &vec![[1.0, 1.0]; parameters.len()])?;
+        let before = values(&parameters)?;
+        for k in 0..200 {
+            optimizer.set_lr(f64::from(k % 17))?;
+            drop(optimizer.step_async(&ctx, &StepOptions::new())?);
+        }
+        let moved = f64::from((0..200).map(|k| k % 17).sum::<i32>());
+        optimizer.set_fan_out(0)?; // behind them
+        optimizer.zero_state()?;
+        for (before, after) in before.iter().zip(values(&parameters)?) {
+            assert_eq!(after, [before[0] - moved, before[1] - moved], "fan-out {fan_out}");
+        }
+    }
+    Ok(())
+}
+
+/// A parameter that is frozen between the rounds of a step stays.
+fn frozen_between(world: &World) -> Result<()> {
+    let parameters = parameters(world, 2)?;
+    let optimizer = DistributedOptimizer::new(world, Sgd::new(1.0), &parameters)?;
+    let ctx = with_gradients(world, &parameters, &[[1.0, 1.0]; 2])?;
+    let step = optimizer.step_async(&ctx, &StepOptions::new().all_or_nothing())?;
+    while !step.is_done() {
+        std::thread::yield_now();
+    }
+    world.freeze(&parameters[0])?;
+    assert_eq!(step.wait()?.updated(), 1);
+    assert_eq!(values(&parameters)?, [[1.0, 0.0], [0.0, 0.0]]);
+    Ok(())
+}
+
 /// A slow step holds up no other answer of its rank.
 fn slow_steps(world: &World) -> Result<()> {
     let far = world.owner(1);
@@ -562,6 +623,8 @@ fn on_local_ranks() -> Outcome {
         accumulation,
         trees,
         timeouts_in_trees,
+        order,
+        frozen_between,
         slow_steps,
     ]
     .into_iter()
@@ -612,6 +675,19 @@ pub const CASES: &[Case] = &[
         ..Case::new("steps::a_timeout_in_a_tree_applies_nothing_in_its_first_round", || {
             led(timeouts_in_trees)
         })
+    },
+    Case {
+        ranks: &[3],
+        env: &[("RANKGRAD_WINDOW_REQUESTS", "8")],
+        ..Case::new("steps::a_kept_turn_ends_behind_a_full_window", || led(full_windows))
+    },
+    Case {
+        ranks: &[1, 4],
+        ..Case::new("steps::unawaited_ones_keep_their_order", || led(order))
+    },
+    Case {
+        ranks: &[1, 2],
+        ..Case::new("steps::leave_what_is_frozen_between_the_rounds", || led(frozen_between))
     },
     Case {
         ranks: &[1, 2],

@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::remote::{self, Attachment};
-use crate::dist::optimizer::gather as gather_owners;
+use crate::dist::optimizer::{gather as gather_owners, without_updates};
 use crate::dist::sent::{SentGradient, SentState};
 use crate::optim::in_backward::{Groups, InBackward, groups};
 use crate::optim::schedule::Adjust;
@@ -45,7 +45,7 @@ impl DistributedInBackward {
                 done.push((parameters[place].clone(), id));
             }
         }
-        if let Err(error) = gather(&operation, results) {
+        if let Err(error) = gather(&operation, results).map_err(without_updates) {
             if let Err(e) = detach(&done) {
                 log::warn!("{operation} failed, and what was attached can't be removed: {e}");
             }

@@ -7,6 +7,7 @@ use serde::de::DeserializeOwned;
 use super::DistributedOptimizer;
 use crate::protocol::{ContextId, Gate, Turn};
 use crate::rpc::{Call, Caller, Issue, Manner, Recorded, Remote};
+use crate::runtime::Windowed;
 use crate::{Error, ErrorKind, OwnerFailure, Result};
 
 /// How an owner is asked.
@@ -43,9 +44,19 @@ pub(in crate::dist) fn ask<A, R>(
         recorded: Recorded::Never,
         manner: if asking.at_once { Manner::Waits } else { Manner::Goes },
     };
-    match asking.limit {
-        None => caller.issue(issue, write),
-        limit => Caller { limit, ..caller.clone() }.issue(issue, write),
+    // What ends a kept turn must not wait for room in a window that is full of requests behind that turn.
+    let window = match asking.turn {
+        Turn::End(_) => Windowed::Bypass,
+        _ => caller.window,
+    };
+    match (asking.limit, window == caller.window) {
+        (None, true) => caller.issue(issue, write),
+        (limit, _) => Caller {
+            limit: limit.or(caller.limit),
+            window,
+            ..caller.clone()
+        }
+        .issue(issue, write),
     }
 }
 
@@ -113,7 +124,7 @@ pub(in crate::dist) fn gather<R>(operation: &str, results: Vec<(u32, Result<R>)>
 }
 
 /// In a first round, an owner that succeeds has updated nothing.
-pub(super) fn without_updates(error: Error) -> Error {
+pub(in crate::dist) fn without_updates(error: Error) -> Error {
     match error.kind().clone() {
         ErrorKind::Owners {
             operation,

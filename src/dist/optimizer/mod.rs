@@ -15,7 +15,7 @@ use std::sync::atomic::AtomicU64;
 
 use serde_json::{Value, json};
 
-pub(super) use self::ask::gather;
+pub(super) use self::ask::{gather, without_updates};
 use self::changes::Changes;
 pub use self::options::{NotFinite, StepOptions};
 pub(super) use self::owner::OwnerOptimizer;
@@ -80,6 +80,8 @@ pub struct DistributedOptimizer {
     tickets: AtomicU64,
     /// Owners that each owner passes steps on to; 0 if the client asks all.
     fan_out: usize,
+    /// How many steps were passed on.
+    passes: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -133,6 +135,7 @@ impl DistributedOptimizer {
             changes: Changes::default(),
             tickets: AtomicU64::new(1),
             fan_out: 0,
+            passes: AtomicU64::new(0),
         };
         let groups: Vec<ParamGroup> = groups.into_iter().collect();
         if groups.is_empty() {

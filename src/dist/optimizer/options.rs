@@ -31,7 +31,7 @@ pub(super) struct ExpectedVersions {
 /// How a step goes. The default is one round of messages: each owner applies what it has.
 ///
 /// Clipping by norm, looking for gradients that aren't finite, and all-or-nothing take two rounds. The first validates, computes and allocates on every
-/// owner, and holds nothing; the second applies, and can fail only by the loss of a rank. So whatever fails in the first, a timeout too, leaves every
+/// owner, and holds nothing; the second applies, and can fail only by the loss of a rank, or a panic in a rule. So whatever fails in the first, a timeout too, leaves every
 /// parameter and state as it was.
 ///
 /// ```

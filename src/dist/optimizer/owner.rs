@@ -1,7 +1,7 @@
 //! The part of an optimizer that lives on an owner, and what its client asks of it.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -17,7 +17,7 @@ use crate::optim::{Checked, Norm, Optimizer, OptimizerSpec, ParameterReport, Par
 use crate::protocol::{ContextId, OptimizerId};
 use crate::rpc::{Calls, Recording, Scope};
 use crate::rref::RRef;
-use crate::runtime::{Runtime, lock};
+use crate::runtime::{Permission, Runtime, lock};
 use crate::tensor::{Gradient, Tensor};
 use crate::{ErrorKind, Result};
 
@@ -34,8 +34,10 @@ pub(crate) struct OwnerOptimizer {
     tickets: Mutex<HashMap<u64, Ticket>>,
     /// Whether its next step may take long; until one was fast, it may.
     heavy: AtomicBool,
-    /// Owners that it passes steps on to.
-    children: Mutex<Vec<u32>>,
+    /// Owners that it passes steps on to; none until it was told.
+    children: Mutex<Option<Vec<u32>>>,
+    /// How many steps it has passed on: the number of the next.
+    passed: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -64,7 +66,30 @@ impl OwnerOptimizer {
     }
 
     pub(super) fn children(&self) -> Vec<u32> {
-        lock(&self.children).clone()
+        lock(&self.children).clone().unwrap_or_default()
+    }
+
+    /// Waits until all steps before this one have been passed on, so that none overtakes another.
+    pub(super) fn wait_for_pass(&self, scope: &Scope, number: u64) -> Result<()> {
+        let (runtime, is_next) = (&scope.caller().runtime, || self.passed.load(Ordering::SeqCst) >= number);
+        let limit = runtime.settings.timeout();
+        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+        if runtime.wait_until(&is_next, Permission::Nothing, deadline)? {
+            return Ok(());
+        }
+        let status = format!("step {} hasn't come to rank {}", self.passed.load(Ordering::SeqCst), scope.rank());
+        Err(ErrorKind::Timeout {
+            operation: format!("passing on step {number}"),
+            rank: scope.caller_rank(),
+            seconds: limit.unwrap_or_default().as_secs_f64(),
+            status,
+        }
+        .into())
+    }
+
+    /// This step has been passed on.
+    pub(super) fn has_passed(&self, number: u64) {
+        self.passed.fetch_max(number + 1, Ordering::SeqCst);
     }
 
     fn ticket(&self, rank: u32, number: u64) -> Result<Ticket> {
@@ -283,7 +308,7 @@ crate::remote! {
             part.groups.push(number);
             part.places.extend(places);
         }
-        let owner = OwnerOptimizer { part: part.into(), tickets: Mutex::default(), heavy: true.into(), children: Mutex::default() };
+        let owner = OwnerOptimizer { part: part.into(), tickets: Mutex::default(), heavy: true.into(), children: Mutex::default(), passed: AtomicU64::new(0) };
         tables.insert_optimizer(id, owner);
         Ok(())
     }
@@ -309,9 +334,16 @@ crate::remote! {
         Ok(())
     }
 
-    /// Tells this owner whom it passes steps on to.
-    pub(super) fn set_children(scope: &Scope, id: OptimizerId, children: Vec<u32>) -> Result<()> {
-        *lock(&find(scope, "set_fan_out", id)?.children) = children;
+    /// Tells this owner whom it passes steps on to, from the step of this number on.
+    pub(super) fn set_children(scope: &Scope, id: OptimizerId, children: Vec<u32>, next: u64) -> Result<()> {
+        let owner = find(scope, "set_fan_out", id)?;
+        let was_told = lock(&owner.children).is_some();
+        if was_told {
+            owner.wait_for_pass(scope, next)?;
+        } else {
+            owner.passed.store(next, Ordering::SeqCst);
+        }
+        *lock(&owner.children) = Some(children);
         Ok(())
     }
 
@@ -406,8 +438,7 @@ crate::remote! {
         let mut part = lock(&owner.part);
         part.make_changes(changed)?;
         let each = part.places.iter().enumerate();
-        let states = each.filter_map(|(local, &place)| Some((place, part.optimizer.state(local)?)));
-        Ok(states.filter(|(_, state)| !state.is_empty()).map(|(place, state)| (place, state.into())).collect())
+        Ok(each.filter_map(|(local, &place)| Some((place, (&part.optimizer.saved_state(local)?).into()))).collect())
     }
 
     /// The first round of loading state: checks it. Parameters that aren't named lose theirs.

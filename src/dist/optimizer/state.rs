@@ -39,7 +39,8 @@ impl DistributedOptimizer {
         self.read(&places)
     }
 
-    /// As [`state_dict`](Self::state_dict), with the state of the parameters of one owner.
+    /// As [`state_dict`](Self::state_dict), with the state of the parameters of one owner: a part. Parts are put together (`state.extend(..)`) before they are
+    /// loaded, since a parameter whose state isn't there starts as new.
     ///
     /// # Errors
     /// As [`state_dict`](Self::state_dict); [`ErrorKind::Argument`] if it owns none of the parameters.

@@ -3,6 +3,8 @@
 //! Owners stand in the order in which they joined; those below owner `i` are `k * i + 1` to `k * i + k`, as in a heap. So an owner that joins
 //! changes what one other owner knows, and the client's work in a step is one message.
 
+use std::sync::atomic::Ordering;
+
 use serde::{Deserialize, Serialize};
 
 use super::ask::{self, Asking, ask};
@@ -120,16 +122,18 @@ impl Passed {
 crate::remote! {
     /// Passes a request on to the owners below this one, does its own part, and puts the answers together. It waits in no queue itself, so that
     /// trees of several clients can't wait for each other.
-    pub(super) fn pass_on(scope: &Scope, id: OptimizerId, passed: Passed, rows: bool) -> Result<Gathered> {
+    pub(super) fn pass_on(scope: &Scope, id: OptimizerId, number: u64, passed: Passed, rows: bool) -> Result<Gathered> {
         let owner = find(scope, "step", id)?;
+        owner.wait_for_pass(scope, number)?;
         let below: Vec<_> = owner
             .children()
             .into_iter()
-            .map(|child| (child, scope.call_async(child, pass_on, (id, &passed, rows))))
+            .map(|child| (child, scope.call_async(child, pass_on, (id, number, &passed, rows))))
             .collect();
         let me = scope.rank();
-        let mut all = passed
-            .ask_myself(scope, id)
+        let mine = passed.ask_myself(scope, id);
+        owner.has_passed(number);
+        let mut all = mine
             .and_then(|call| passed.answer(call, rows))
             .unwrap_or_else(|error| Gathered::failed(me, error));
         for (child, future) in below {
@@ -153,7 +157,7 @@ impl DistributedOptimizer {
         self.fan_out = 0;
         let told = self.ask_all(set_children, &Asking::default(), |place, bytes| {
             let children = self.children(self.owners[place].joined, fan_out);
-            crate::wire::write(&(self.id, children), bytes)
+            crate::wire::write(&(self.id, children, self.passes.load(Ordering::Relaxed)), bytes)
         });
         ask::gather("set_fan_out", ask::collect::<()>(told), false)?;
         self.fan_out = fan_out;
@@ -180,8 +184,10 @@ impl DistributedOptimizer {
             limit: options.timeout,
             ..Asking::default()
         };
-        self.ask(self.head(), pass_on(), &asking, |bytes| {
-            crate::wire::write(&(self.id, passed, options.rows), bytes)
+        // A number that was given out must arrive, so it waits for no window.
+        let number = self.passes.fetch_add(1, Ordering::Relaxed);
+        ask(&self.silent(), self.head(), pass_on(), &asking, |bytes| {
+            crate::wire::write(&(self.id, number, passed, options.rows), bytes)
         })
     }
 
@@ -195,7 +201,7 @@ impl DistributedOptimizer {
         if all.failures.is_empty() {
             self.owners
                 .iter()
-                .for_each(|o| o.made.store(self.changes.last(), std::sync::atomic::Ordering::Relaxed));
+                .for_each(|o| o.made.store(self.changes.last(), Ordering::Relaxed));
             return Ok(all);
         }
         all.failures.sort_by_key(|f| f.rank);

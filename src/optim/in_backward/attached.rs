@@ -9,7 +9,7 @@ use super::{InBackward, lock};
 use crate::optim::clip::clamped;
 use crate::optim::{Optimizer, OptimizerSpec, ParameterReport, ParameterState};
 use crate::tensor::{Gradient, Leaf, Tensor};
-use crate::{Error, ErrorKind, Result};
+use crate::{ErrorKind, Result};
 
 /// Is told of each update.
 pub(crate) type Observer = Arc<dyn Fn(&ParameterReport) + Send + Sync>;
@@ -130,26 +130,17 @@ impl Attached {
     pub(super) fn take(&self, tensor: &Tensor, leaf: &Arc<Leaf>, gradient: Gradient) -> Result<Option<ParameterReport>> {
         let mut progress = lock(&self.progress);
         let optimizer = progress.spec.name();
-        let updated = progress.take(tensor, leaf, gradient, &self.options);
+        let updated = progress.take((self.place, tensor), leaf, gradient, &self.options);
         drop(progress);
         if let (Ok(Some(report)), Some(observer)) = (&updated, &self.observer) {
             observer(report);
         }
         updated.map_err(|error| {
-            let source = match error.kind() {
-                // It knows of one parameter only.
-                ErrorKind::GradientKind { optimizer, why, .. } => Error::from(ErrorKind::GradientKind {
-                    optimizer: optimizer.clone(),
-                    parameter: self.place,
-                    why: why.clone(),
-                }),
-                _ => error,
-            };
             ErrorKind::InBackward {
                 optimizer: optimizer.into(),
                 parameter: self.label.clone(),
                 updated: Vec::new(),
-                source,
+                source: error,
             }
             .into()
         })
@@ -157,7 +148,15 @@ impl Attached {
 }
 
 impl Progress {
-    fn take(&mut self, tensor: &Tensor, leaf: &Arc<Leaf>, gradient: Gradient, options: &InBackward) -> Result<Option<ParameterReport>> {
+    fn take(
+        &mut self,
+        (place, tensor): (usize, &Tensor),
+        leaf: &Arc<Leaf>,
+        gradient: Gradient,
+        options: &InBackward,
+    ) -> Result<Option<ParameterReport>> {
+        // Before it is added to what was gathered.
+        gradient.check("gradient", leaf.spec())?;
         let mut gradient = match self.pending.take() {
             Some(mut sum) => {
                 sum.accumulate(gradient)?;
@@ -179,7 +178,7 @@ impl Progress {
         if options.keep_gradient {
             self.last = Some(gradient.clone());
         }
-        let mut optimizer = Optimizer::resume(self.spec.clone(), tensor.clone(), Arc::clone(leaf), self.state.take());
+        let mut optimizer = Optimizer::resume(self.spec.clone(), (place, tensor.clone()), Arc::clone(leaf), self.state.take());
         let report = optimizer.step_one(0, gradient);
         self.state = optimizer.into_state();
         report.map(Some)

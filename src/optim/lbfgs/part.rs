@@ -144,6 +144,13 @@ impl Part {
     pub(crate) fn gather(&mut self, ask: &Ask, of: &dyn Fn(&Tensor) -> Option<Gradient>) -> Result<Vec<Gathered>> {
         let gradients: Vec<_> = self.parameters.iter().map(of).collect();
         for ((tensor, gradient), &place) in self.parameters.iter().zip(&gradients).zip(&self.places) {
+            if !tensor.requires_grad() {
+                return Err(ErrorKind::NotALeaf {
+                    what: format!("{}: parameter {place}", Lbfgs::NAME),
+                    why: "it is frozen; unfreeze it, or make the optimizer without it".into(),
+                }
+                .into());
+            }
             let Some(g) = gradient else { continue };
             if g.dtype() != tensor.dtype() || g.shape() != tensor.shape() {
                 let (found, shape) = (g.dtype(), g.shape());
