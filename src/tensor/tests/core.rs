@@ -81,7 +81,7 @@ fn an_update_is_in_place_unless_someone_holds_the_storage() {
         Err(crate::Error::user("stop"))
     });
     assert!(failed.is_err());
-    assert_eq!(leaf.version(), 3);
+    assert_eq!(leaf.version(), 4, "values may have changed");
 }
 
 #[test]
