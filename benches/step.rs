@@ -57,6 +57,15 @@ remote! {
         x.mul(&w.local(scope)?)
     }
 
+    /// Goes to and fro between two ranks, so many times.
+    fn bounce(scope: &Scope, x: Tensor, here: RRef<Tensor>, there: RRef<Tensor>, turns: u32) -> Result<Tensor> {
+        let y = x.mul(&here.local(scope)?)?;
+        match turns {
+            0 => Ok(y),
+            _ => scope.call(there.owner(), bounce, (y, &there, &here, turns - 1)),
+        }
+    }
+
     /// Bytes a second of a plain loop over as much memory as Adam moves: four arrays read, three of them written.
     fn stream(scope: &Scope, elements: u64, rounds: u32) -> Result<f64> {
         let _ = scope;
@@ -118,6 +127,7 @@ fn run() -> Result<()> {
     let rows = world.lead(|world| {
         let [small, frame] = &mut floors;
         let mut rows = latencies(world, n, small, frame)?;
+        rows.extend(exact(world, n / 4)?);
         rows.extend(large(world)?);
         rows.extend(answers_during_a_step(world, if is_quick() { 0.5 } else { 2.0 })?);
         Ok(rows)
@@ -174,6 +184,36 @@ fn latencies(world: &World, n: usize, small: &mut Times, frame: &mut Times) -> R
             optimizer.step(&ctx)?;
             ctx.release()
         })?;
+    }
+    Ok(rows)
+}
+
+/// An exact backward against a fast one, in pairs: through one call, and through a chain of eight.
+fn exact(world: &World, n: usize) -> Result<Vec<Row>> {
+    let far = world.owner(1);
+    let (here, there) = (world.put(0, vector(1, 1.0)?)?, world.put(far, vector(1, 1.0)?)?);
+    let x = vector(1, 1.0)?.parameter()?;
+    let mut rows = Vec::new();
+    for (name, turns) in [("backward_exact_one_call", 0), ("backward_exact_chain_of_8", 7)] {
+        let mut times = [Times::default(), Times::default()];
+        for round in 0..n + n / 10 {
+            for (mode, times) in [Mode::Exact, Mode::Fast].into_iter().zip(&mut times) {
+                let ctx = world.context()?;
+                let y = ctx.call(far, bounce, (&x, &there, &here, turns))?.sum()?;
+                let options = BackwardOptions {
+                    mode,
+                    ..BackwardOptions::default()
+                };
+                let start = Instant::now();
+                ctx.backward_with(&[y], options)?;
+                if round >= n / 10 {
+                    times.push(start.elapsed());
+                }
+                ctx.release()?;
+            }
+        }
+        let [mut exact, mut fast] = times;
+        rows.extend(exact.rows(name, &mut fast));
     }
     Ok(rows)
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::caller::{Arguments, Caller, Results};
+use super::caller::{Arguments, Caller, Results, gate};
 use super::handle::Ref;
 use super::node::{Body, Stored, Value};
 use super::program::{Exchange, Function, Tree};
@@ -204,6 +204,41 @@ impl Caller {
                 drop(removed);
                 Ok(Results::default())
             }
+            Function::PassOn {
+                id,
+                context,
+                client,
+                number,
+                fan_out,
+            } => {
+                let passed = Function::PassOn {
+                    id,
+                    context,
+                    client,
+                    number,
+                    fan_out,
+                };
+                let mut calls = Vec::new();
+                for child in self.below(fan_out) {
+                    calls.push(
+                        self.issue(child, &passed, Arguments::default(), Gate::default(), Recorded::Never)
+                            .await?,
+                    );
+                }
+                // Its own part takes its turn; passing on doesn't, so that trees of several clients can't wait for each other.
+                let step = Function::Step {
+                    id,
+                    context,
+                    client,
+                    number,
+                };
+                let turn = gate(true, context);
+                calls.push(self.issue(self.rank, &step, Arguments::default(), turn, Recorded::Never).await?);
+                for call in calls {
+                    self.results(call).await?;
+                }
+                Ok(Results::default())
+            }
             Function::Spread { fan_out } => {
                 let input = tensors.into_iter().next().ok_or_else(|| Error::user("no input"))?;
                 Ok(Results {
@@ -215,15 +250,19 @@ impl Caller {
         }
     }
 
+    /// The ranks below this one in a tree, as in a heap.
+    fn below(&self, fan_out: u32) -> impl Iterator<Item = u32> + use<> {
+        let (rank, size) = (self.rank, self.sim.world().size());
+        (1..=fan_out)
+            .map(move |k| rank.saturating_mul(fan_out).saturating_add(k))
+            .filter(move |&c| c < size)
+    }
+
     /// Calls the ranks below this one in a tree, all at once, and adds up what they return.
     pub(super) async fn spread(&self, fan_out: u32, input: Tensor) -> Result<Tensor> {
-        let size = self.sim.world().size();
         let function = Function::Spread { fan_out };
         let mut calls = Vec::new();
-        for child in (1..=fan_out)
-            .map(|k| self.rank.saturating_mul(fan_out).saturating_add(k))
-            .filter(|&c| c < size)
-        {
+        for child in self.below(fan_out) {
             let arguments = Arguments {
                 tensors: std::slice::from_ref(&input),
                 ..Default::default()

@@ -213,6 +213,14 @@ pub(crate) enum Function {
     DropOptimizer {
         id: OptimizerId,
     },
+    /// Passes a step on to the ranks below this one in a tree of so many branches each, and makes it here.
+    PassOn {
+        id: OptimizerId,
+        context: ContextId,
+        client: usize,
+        number: u64,
+        fan_out: u32,
+    },
     /// Calls ranks below this one in a tree of so many branches each, and adds up.
     Spread {
         fan_out: u32,

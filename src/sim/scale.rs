@@ -87,6 +87,10 @@ pub fn scale(ranks: u32, model: LogGp, fan_out: u32) -> Result<Vec<Cost>> {
     measured.phase("backward over N ranks", backward(Rc::clone(&measured.state)));
     measured.phase("step over N owners", step(caller.clone(), Rc::clone(&measured.state), id));
     measured.phase(
+        "step over a tree of N owners",
+        step_over_tree(caller.clone(), Rc::clone(&measured.state), id, fan_out),
+    );
+    measured.phase(
         "release a context, met through one rank",
         release(caller.clone(), Rc::clone(&measured.state)),
     );
@@ -285,6 +289,22 @@ async fn step(caller: Caller, state: Rc<RefCell<State>>, id: OptimizerId) -> Res
         );
     }
     all(&caller, calls).await.map(drop)
+}
+
+/// One request to the owner at the head of the tree.
+async fn step_over_tree(caller: Caller, state: Rc<RefCell<State>>, id: OptimizerId, fan_out: u32) -> Result<()> {
+    let context = state.borrow().context.as_ref().map(|c| c.0.id);
+    let function = Function::PassOn {
+        id,
+        context: context.ok_or_else(|| Error::user("no context"))?,
+        client: 0,
+        number: 2,
+        fan_out,
+    };
+    let call = caller
+        .issue(0, &function, Arguments::default(), Gate::default(), Recorded::Never)
+        .await?;
+    caller.results(call).await.map(drop)
 }
 
 async fn release(caller: Caller, state: Rc<RefCell<State>>) -> Result<()> {

@@ -70,8 +70,10 @@ fn a_step_costs_two_messages_an_owner_and_the_end_grows_like_log_n() {
         costs.into_iter().find(|c| c.what.starts_with(what)).unwrap()
     };
     for ranks in [4, 64, 256] {
-        assert_eq!(cost(ranks, "step").messages, 2 * u64::from(ranks - 1));
+        assert_eq!(cost(ranks, "step over N").messages, 2 * u64::from(ranks - 1));
         let depth = (1..).find(|&d| (4u32.pow(d + 1) - 1) / 3 >= ranks).unwrap();
+        let tree = cost(ranks, "step over a tree");
+        assert_eq!((tree.messages, tree.rounds), (2 * u64::from(ranks - 1), 2 * u64::from(depth)));
         assert_eq!(cost(ranks, "release a context, met along").rounds, 2 * u64::from(depth));
         assert!(cost(ranks, "the end").rounds <= 4 * u64::from(ranks.ilog2() + 1));
         assert!(cost(ranks, "call N").entries < 10);
