@@ -3,98 +3,34 @@
 //! The passes are the only loops of the elementwise rules. Each hands the old value of an element to a closure and stores
 //! what it returns, so how elements are visited (vectors, threads, another destination) is decided here alone.
 
-use std::sync::LazyLock;
-
-use pulp::Arch;
-
 use super::Float;
-
-/// Runs a loop as it was compiled for the widest vectors that this processor has. Wider vectors do more elements at a time, and nothing else: no sum
-/// changes its shape, and nothing is fused, so the bits are the same.
-#[inline(always)]
-fn vectorized<R>(body: impl FnOnce() -> R) -> R {
-    arch().dispatch(body)
-}
-
-#[cfg(not(test))]
-fn arch() -> Arch {
-    static ARCH: LazyLock<Arch> = LazyLock::new(Arch::new);
-    *ARCH
-}
-
-#[cfg(test)]
-use self::forced::arch;
-#[cfg(test)]
-pub(super) use self::forced::with_arch;
-
-/// Tests choose the instruction set.
-#[cfg(test)]
-mod forced {
-    use super::*;
-
-    thread_local! {
-        static FORCED: std::cell::Cell<Option<Arch>> = const { std::cell::Cell::new(None) };
-    }
-
-    pub(in crate::optim) fn arch() -> Arch {
-        static ARCH: LazyLock<Arch> = LazyLock::new(Arch::new);
-        FORCED.get().unwrap_or(*ARCH)
-    }
-
-    pub(in crate::optim) fn with_arch<R>(arch: Arch, f: impl FnOnce() -> R) -> R {
-        let before = FORCED.replace(Some(arch));
-        let result = f();
-        FORCED.set(before);
-        result
-    }
-}
 
 /// One pass over parameters and gradients.
 pub fn pass0<T: Float>(p: &mut [T], g: &[T], update: impl Fn(T, T) -> T) {
-    vectorized(
-        #[inline(always)]
-        || {
-            for (p, &g) in p.iter_mut().zip(g) {
-                *p = update(*p, g);
-            }
-        },
-    );
+    for (p, &g) in p.iter_mut().zip(g) {
+        *p = update(*p, g);
+    }
 }
 
 /// One pass over parameters, gradients and one state array.
 pub fn pass1<T: Float>(p: &mut [T], g: &[T], a: &mut [T], update: impl Fn(T, T, &mut T) -> T) {
-    vectorized(
-        #[inline(always)]
-        || {
-            for ((p, &g), a) in p.iter_mut().zip(g).zip(a) {
-                *p = update(*p, g, a);
-            }
-        },
-    );
+    for ((p, &g), a) in p.iter_mut().zip(g).zip(a) {
+        *p = update(*p, g, a);
+    }
 }
 
 /// One pass over parameters, gradients and two state arrays.
 pub fn pass2<T: Float>(p: &mut [T], g: &[T], [a, b]: [&mut [T]; 2], update: impl Fn(T, T, &mut T, &mut T) -> T) {
-    vectorized(
-        #[inline(always)]
-        || {
-            for (((p, &g), a), b) in p.iter_mut().zip(g).zip(a).zip(b) {
-                *p = update(*p, g, a, b);
-            }
-        },
-    );
+    for (((p, &g), a), b) in p.iter_mut().zip(g).zip(a).zip(b) {
+        *p = update(*p, g, a, b);
+    }
 }
 
 /// One pass over parameters, gradients and three state arrays.
 pub fn pass3<T: Float>(p: &mut [T], g: &[T], [a, b, c]: [&mut [T]; 3], update: impl Fn(T, T, &mut T, &mut T, &mut T) -> T) {
-    vectorized(
-        #[inline(always)]
-        || {
-            for ((((p, &g), a), b), c) in p.iter_mut().zip(g).zip(a).zip(b).zip(c) {
-                *p = update(*p, g, a, b, c);
-            }
-        },
-    );
+    for ((((p, &g), a), b), c) in p.iter_mut().zip(g).zip(a).zip(b).zip(c) {
+        *p = update(*p, g, a, b, c);
+    }
 }
 
 /// What many rules do to a gradient first: turn it round to maximise, and add `weight_decay * p` (an L2 penalty).
@@ -203,47 +139,15 @@ pub fn sum(n: usize, term: impl Fn(usize) -> f64) -> f64 {
         for (lane, i) in lanes.iter_mut().zip(whole..end) {
             *lane += term(i);
         }
-        fold(lanes)
+        let [a, b, c, d, e, f, g, h] = lanes;
+        ((a + b) + (c + d)) + ((e + f) + (g + h))
     };
     (0..n).step_by(BLOCK).map(block).fold(0.0, |sum, block| sum + block)
 }
 
-/// Sum of `term` over elements, in the shape of [`sum`].
-pub fn sum_of<T: Float>(x: &[T], term: impl Fn(T) -> f64) -> f64 {
-    vectorized(
-        #[inline(always)]
-        || {
-            let mut total = 0.0;
-            for block in x.chunks(BLOCK) {
-                let mut lanes = [0.0; LANES];
-                let (whole, rest) = block.as_chunks::<LANES>();
-                for chunk in whole {
-                    for (lane, &x) in lanes.iter_mut().zip(chunk) {
-                        *lane += term(x);
-                    }
-                }
-                for (lane, &x) in lanes.iter_mut().zip(rest) {
-                    *lane += term(x);
-                }
-                total += fold(lanes);
-            }
-            total
-        },
-    )
-}
-
-#[inline(always)]
-fn fold([a, b, c, d, e, f, g, h]: [f64; LANES]) -> f64 {
-    ((a + b) + (c + d)) + ((e + f) + (g + h))
-}
-
 /// Sum of squares in `f64`, in the shape of [`sum`].
 pub fn sum_squares<T: Float>(x: &[T]) -> f64 {
-    sum_of(
-        x,
-        #[inline(always)]
-        |x| x.wide() * x.wide(),
-    )
+    sum(x.len(), |i| x[i].wide() * x[i].wide())
 }
 
 #[cfg(test)]
@@ -275,8 +179,6 @@ mod tests {
         let whole = sum_squares(&x);
         let blocks: f64 = x.chunks(BLOCK).map(sum_squares).fold(0.0, |a, b| a + b);
         assert_eq!(whole, blocks);
-        assert_eq!(whole, sum(x.len(), |i| x[i] * x[i]));
-        assert_eq!(sum_of(&x[..77], |x| x), sum(77, |i| x[i]));
         assert_eq!(sum_squares(&[3.0f32, 4.0]), 25.0);
         assert_eq!(sum_squares::<f64>(&[]), 0.0);
     }

@@ -4,7 +4,7 @@ use ndarray::{ArcArray, IxDyn};
 use serde::{Deserialize, Serialize};
 
 use super::Float;
-use super::arithmetic::{maximum, sum_of, sum_squares};
+use super::arithmetic::{maximum, sum, sum_squares};
 use super::options::Check;
 use crate::Result;
 use crate::tensor::{Data, Gradient};
@@ -40,7 +40,7 @@ impl Norm {
 
     fn of_slice<T: Float>(self, x: &[T]) -> f64 {
         match self {
-            Norm::One => sum_of(x, |x| x.wide().abs()),
+            Norm::One => sum(x.len(), |i| x[i].wide().abs()),
             Norm::Two => sum_squares(x).sqrt(),
             Norm::Inf => x.iter().fold(0.0, |most, x| maximum(most, x.wide().abs())),
         }
