@@ -10,7 +10,7 @@ use super::context::Context;
 use super::optimizer::ask::{Asking, ask, collect, gather};
 use super::tables::Tables;
 use crate::optim::{Ask, Direction, Driver, Gathered, Lbfgs, LbfgsReport, Part, Slope, Vectors, add};
-use crate::protocol::{ContextId, Turn};
+use crate::protocol::ContextId;
 use crate::rpc::{Caller, Calls, On, Remote};
 use crate::rref::RRef;
 use crate::tensor::Tensor;
@@ -235,14 +235,6 @@ impl Parts {
     }
 }
 
-/// In the owner's queue of steps.
-const QUEUED: Asking = Asking {
-    turn: Turn::Take,
-    gradients_of: None,
-    limit: None,
-    at_once: false,
-};
-
 struct Everywhere<'a, F> {
     parts: &'a Parts,
     closure: F,
@@ -254,7 +246,7 @@ impl<F: FnMut() -> Result<(f64, Context)>> Vectors for Everywhere<'_, F> {
         self.parts.caller.runtime.check_gradients("step", context.id())?;
         let asking = Asking {
             gradients_of: Some(context.id()),
-            ..QUEUED
+            ..Asking::QUEUED
         };
         let mut all = Gathered::default();
         let rows = self.parts.rows("gradients", take, (asking, false), &(context.id(), ask))?;
@@ -264,19 +256,19 @@ impl<F: FnMut() -> Result<(f64, Context)>> Vectors for Everywhere<'_, F> {
 
     fn products(&mut self, pair: Option<f64>, number: u64) -> Result<Vec<f64>> {
         let mut all = vec![];
-        let rows = self.parts.rows("products", products, (QUEUED, false), &(pair, number))?;
+        let rows = self.parts.rows("products", products, (Asking::QUEUED, false), &(pair, number))?;
         rows.iter().for_each(|row| add(&mut all, row));
         Ok(all)
     }
 
     fn direct(&mut self, direction: &Direction) -> Result<Slope> {
         let mut all = Slope::default();
-        let rows = self.parts.rows("direction", direct, (QUEUED, true), &(direction,))?;
+        let rows = self.parts.rows("direction", direct, (Asking::QUEUED, true), &(direction,))?;
         rows.into_iter().for_each(|row| all.add(row));
         Ok(all)
     }
 
     fn go(&mut self, t: f64) -> Result<()> {
-        self.parts.ask("move", go, (QUEUED, true), &(t,)).map(drop)
+        self.parts.ask("move", go, (Asking::QUEUED, true), &(t,)).map(drop)
     }
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::optimizer::OwnerOptimizer;
+use crate::optim::ParameterReport;
 use crate::protocol::{ContextId, OptimizerId};
 use crate::rpc::Recording;
 use crate::runtime::{Runtime, Slot, lock};
@@ -89,6 +90,15 @@ impl Tables {
     /// Whether a group's maker gave up.
     pub(crate) fn is_given_up(&self, id: OptimizerId, number: u32) -> bool {
         lock(&self.dropped).contains(&(id, Some(number)))
+    }
+
+    /// Notes what became of a parameter.
+    pub(crate) fn count_update(&self, report: &ParameterReport) {
+        let counter = match report.in_place {
+            true => &self.updates_in_place,
+            false => &self.updates_out_of_place,
+        };
+        counter.fetch_add(u64::from(report.updated), Ordering::Relaxed);
     }
 
     pub(crate) fn optimizers(&self) -> usize {

@@ -34,6 +34,7 @@ pub use optimizer::{Checked, Optimizer, ParameterReport};
 pub use rule::{Form, Rows, Rule, StateArray};
 pub use rules::*;
 pub use spec::OptimizerSpec;
+pub(crate) use spec::{changed, lr};
 pub use state::{ParameterState, StateView};
 pub use state_dict::{GroupState, StateDict};
 pub use table::{Registration, names};

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::clip::{clamped, is_finite, scaled};
 use super::erased::{ErasedRule, Taken};
+use super::spec::changed;
 use super::{Float, Form, Norm, OptimizerSpec, ParameterState, Rows, StateView};
 use crate::tensor::{DType, Data, Element, Gradient, Leaf, RowSparse, Tensor, Updated};
 use crate::{Error, ErrorKind, Result};
@@ -113,22 +114,17 @@ impl Optimizer {
     /// - [`ErrorKind::NotALeaf`]: make parameters with [`Tensor::parameter`]; optimize no results of operations.
     /// - [`ErrorKind::Argument`]: the rule doesn't take a parameter of this shape.
     pub fn new(spec: impl Into<OptimizerSpec>, parameters: Vec<Tensor>) -> Result<Self> {
-        let mut optimizer = Self {
-            groups: vec![],
-            parameters: vec![],
-        };
+        let mut optimizer = Self::empty();
         optimizer.add_group(spec, parameters)?;
         Ok(optimizer)
     }
 
-    /// As [`new`](Self::new); errors name parameters by these places.
-    pub(crate) fn new_at(spec: OptimizerSpec, parameters: Vec<Tensor>, places: &[u32]) -> Result<Self> {
-        let mut optimizer = Self {
+    /// One to add groups to.
+    pub(crate) fn empty() -> Self {
+        Self {
             groups: vec![],
             parameters: vec![],
-        };
-        optimizer.add_group_at(spec, parameters, places)?;
-        Ok(optimizer)
+        }
     }
 
     /// An optimizer of one parameter that goes on from a state; neither is checked. [`Optimizer::into_state`] is the way back.
@@ -263,23 +259,8 @@ impl Optimizer {
     /// # Errors
     /// As [`OptimizerSpec::with_options`], and [`ErrorKind::Argument`] if there is no such group; nothing is changed then.
     pub fn set_options(&mut self, group: Option<usize>, options: &Value) -> Result<()> {
-        let places = match group {
-            Some(group) if group >= self.groups.len() => {
-                return Err(argument(
-                    "set_options",
-                    format!("no group {group}; there are {}", self.groups.len()),
-                ));
-            }
-            Some(group) => group..group + 1,
-            None => 0..self.groups.len(),
-        };
-        let changed = self.groups[places.clone()]
-            .iter()
-            .map(|spec| spec.with_options(options))
-            .collect::<Result<Vec<_>>>()?;
-        for (place, spec) in places.clone().zip(changed) {
-            self.groups[place] = spec;
-        }
+        let (places, specs) = changed(&self.groups, group, options)?;
+        self.groups.splice(places.clone(), specs);
         self.parameters
             .iter_mut()
             .filter(|p| places.contains(&p.group))

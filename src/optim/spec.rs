@@ -1,13 +1,14 @@
 //! A rule with its options, as it is named, checked, compared and sent.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _, ser::Error as _};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::erased::ErasedRule;
 use super::{Rule, table};
-use crate::Result;
+use crate::{ErrorKind, Result};
 
 /// An optimizer's rule and options.
 ///
@@ -85,6 +86,44 @@ impl OptimizerSpec {
     }
 }
 
+/// The options of one group, or of all groups, with some replaced: which groups these are, and their options then.
+///
+/// # Errors
+/// As [`OptimizerSpec::with_options`]; [`ErrorKind::Argument`](crate::ErrorKind::Argument) if there is no such group.
+pub(crate) fn changed(specs: &[OptimizerSpec], group: Option<usize>, options: &Value) -> Result<(Range<usize>, Vec<OptimizerSpec>)> {
+    let places = match group {
+        None => 0..specs.len(),
+        Some(group) if group < specs.len() => group..group + 1,
+        Some(group) => {
+            return Err(ErrorKind::Argument {
+                op: "set_options".into(),
+                what: format!("no group {group}; there are {}", specs.len()),
+            }
+            .into());
+        }
+    };
+    let changed = specs[places.clone()].iter().map(|spec| spec.with_options(options));
+    let changed = changed.collect::<Result<_>>()?;
+    Ok((places, changed))
+}
+
+/// A learning rate as options.
+///
+/// # Errors
+/// [`ErrorKind::OptionValue`](crate::ErrorKind::OptionValue) unless it is finite: JSON has no other numbers.
+pub(crate) fn lr(specs: &[OptimizerSpec], lr: f64) -> Result<Value> {
+    if lr.is_finite() {
+        return Ok(json!({ "lr": lr }));
+    }
+    Err(ErrorKind::OptionValue {
+        optimizer: specs.first().map_or("optimizer", OptimizerSpec::name).into(),
+        option: "lr".into(),
+        value: lr.to_string(),
+        bound: "a finite number".into(),
+    }
+    .into())
+}
+
 impl<R: Rule> From<R> for OptimizerSpec {
     fn from(rule: R) -> Self {
         Self { rule: Arc::new(rule) }
@@ -123,10 +162,7 @@ impl<'de> Deserialize<'de> for OptimizerSpec {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
-    use crate::ErrorKind;
     use crate::optim::{Adam, Sgd};
 
     #[test]

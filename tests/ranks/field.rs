@@ -13,6 +13,7 @@ use rankgrad::rpc::{Caller, wait_all};
 use crate::case::{Case, Expect};
 use crate::optimizer::{dense, vector};
 use crate::settled::{led, led_locally, nothing_alive};
+use crate::start::refused_at;
 use crate::{Outcome, ok};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -317,18 +318,7 @@ fn collective_during_a_call() -> Outcome {
 
 /// MPI_THREAD_FUNNELED is refused like MPI_THREAD_SINGLE, where MPI grants no more than was asked for.
 fn funneled() -> Outcome {
-    let (universe, granted) = mpi::initialize_with_threading(Threading::Funneled).ok_or("MPI is up")?;
-    let all = universe.world();
-    match World::builder().communicator(&all).start() {
-        Ok(world) if granted >= Threading::Serialized => world.finish()?,
-        Ok(_) => return Err("started below MPI_THREAD_SERIALIZED".into()),
-        Err(error) => {
-            assert!(matches!(error.kind(), ErrorKind::ThreadLevel { .. }), "{error}");
-            assert!(error.to_string().contains("MPI_THREAD_MULTIPLE"), "{error}");
-        }
-    }
-    all.barrier();
-    Ok(())
+    refused_at(Threading::Funneled)
 }
 
 /// Public types can go to threads and be shared by them, whatever MPI this is built with.

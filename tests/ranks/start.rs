@@ -188,7 +188,12 @@ fn long_host_call() -> Outcome {
 }
 
 fn level_too_low() -> Outcome {
-    let (universe, granted) = mpi::initialize_with_threading(Threading::Single).ok_or("MPI is up")?;
+    refused_at(Threading::Single)
+}
+
+/// A level below what is needed is refused, with the cure, where MPI grants no more than was asked for.
+pub fn refused_at(level: Threading) -> Outcome {
+    let (universe, granted) = mpi::initialize_with_threading(level).ok_or("MPI is up")?;
     let all = universe.world();
     match World::builder().communicator(&all).start() {
         Ok(world) if granted >= Threading::Serialized => world.finish()?,

@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use super::remote::{self, Attachment};
 use crate::dist::optimizer::{gather as gather_owners, without_updates};
 use crate::dist::sent::{SentGradient, SentState};
-use crate::optim::in_backward::{Groups, InBackward, groups};
+use crate::optim::in_backward::{Groups, InBackward};
 use crate::optim::schedule::Adjust;
-use crate::optim::{OptimizerSpec, ParameterState};
+use crate::optim::{OptimizerSpec, ParameterState, lr as lr_option};
 use crate::rpc::{Caller, Calls, Future};
 use crate::rref::RRef;
 use crate::runtime::Windowed;
@@ -117,7 +117,7 @@ impl DistributedInBackward {
     /// # Errors
     /// As [`set_options`](Self::set_options); [`ErrorKind::OptionValue`] also if it is infinite or NaN.
     pub fn set_lr(&mut self, lr: f64) -> Result<()> {
-        self.set_options(&groups::lr(self.groups.specs(), lr)?)
+        self.set_options(&lr_option(self.groups.specs(), lr)?)
     }
 
     /// Changes an option of all.

@@ -1,7 +1,6 @@
 //! What the owner of parameters does for optimizers in backward.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use serde_json::Value;
 
@@ -44,10 +43,7 @@ crate::remote! {
     pub(super) fn attach(scope: &Scope, spec: OptimizerSpec, options: InBackward, parameters: Vec<RRef<Tensor>>, places: Vec<u32>) -> Result<Vec<u64>> {
         let tensors: Vec<Tensor> = parameters.iter().map(|rref| rref.local(scope)).collect::<Result<_>>()?;
         let tables = Tables::of(&scope.caller().runtime)?;
-        let observer: Observer = Arc::new(move |report: &ParameterReport| {
-            let counter = if report.in_place { &tables.updates_in_place } else { &tables.updates_out_of_place };
-            counter.fetch_add(1, Ordering::Relaxed);
-        });
+        let observer: Observer = Arc::new(move |report: &ParameterReport| tables.count_update(report));
         let parameters = places.iter().map(|&place| place as usize).zip(tensors);
         let attached = InBackwardOptimizers::attach(&spec, &options, parameters, Some(observer))?;
         Ok(attached.ids().into_iter().map(|(id, _)| id).collect())

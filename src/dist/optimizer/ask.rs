@@ -20,6 +20,16 @@ pub(in crate::dist) struct Asking {
     pub at_once: bool,
 }
 
+impl Asking {
+    /// In the owner's queue of steps.
+    pub(in crate::dist) const QUEUED: Self = Asking {
+        turn: Turn::Take,
+        gradients_of: None,
+        limit: None,
+        at_once: false,
+    };
+}
+
 /// Owners that were asked, and what it takes to hear their answers.
 pub(in crate::dist) type Asked = Vec<(u32, Result<Call>)>;
 

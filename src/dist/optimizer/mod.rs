@@ -24,8 +24,8 @@ pub use self::parameters::{ParamGroup, ParameterRef};
 pub use self::report::{OwnerReport, StepReport, StepSummary};
 pub use self::step::StepFuture;
 use super::tables::Tables;
-use crate::optim::OptimizerSpec;
 use crate::optim::schedule::Adjust;
+use crate::optim::{OptimizerSpec, changed, lr as lr_option};
 use crate::protocol::OptimizerId;
 use crate::rpc::{Caller, Calls};
 use crate::rref::RRef;
@@ -190,17 +190,7 @@ impl DistributedOptimizer {
     /// # Errors
     /// As [`set_options`](Self::set_options); [`ErrorKind::OptionValue`] also if it is infinite or NaN.
     pub fn set_lr(&mut self, lr: f64) -> Result<()> {
-        if !lr.is_finite() {
-            let (optimizer, option) = (self.specs[0].name().into(), "lr".into());
-            return Err(ErrorKind::OptionValue {
-                optimizer,
-                option,
-                value: lr.to_string(),
-                bound: "a finite number".into(),
-            }
-            .into());
-        }
-        self.set_option(None, "lr", lr)
+        self.set_options(None, &lr_option(&self.specs, lr)?)
     }
 
     /// Changes an option of one group or of all. As [`set_options`](Self::set_options).
@@ -218,19 +208,7 @@ impl DistributedOptimizer {
     /// [`ErrorKind::OptionValue`], [`ErrorKind::UnknownOption`] as [`OptimizerSpec::with_options`]; [`ErrorKind::Argument`] if there is no such group.
     /// Nothing is changed then.
     pub fn set_options(&mut self, group: Option<usize>, options: &Value) -> Result<()> {
-        let places = match group {
-            None => 0..self.specs.len(),
-            Some(group) if group < self.specs.len() => group..group + 1,
-            Some(group) => {
-                return Err(ErrorKind::Argument {
-                    op: "set_options".into(),
-                    what: format!("no group {group}; there are {}", self.specs.len()),
-                }
-                .into());
-            }
-        };
-        let specs = &self.specs[places.clone()];
-        let changed = specs.iter().map(|spec| spec.with_options(options)).collect::<Result<Vec<_>>>()?;
+        let (places, changed) = changed(&self.specs, group, options)?;
         if let Value::Object(options) = options {
             self.changes.note(&self.numbers[places.clone()], options);
         }

@@ -49,6 +49,8 @@ struct Part {
     groups: Vec<u32>,
     /// Number of the last change of options that it has made.
     changes: u64,
+    /// Of all its parameters.
+    elements: usize,
 }
 
 #[derive(Debug)]
@@ -114,12 +116,6 @@ impl OwnerOptimizer {
             tickets.insert(number, Ticket::Cancelled);
         }
     }
-
-    fn took(&self, part: &Part, seconds: f64) {
-        let elements: usize = part.optimizer.parameters().map(Tensor::len).sum();
-        self.heavy
-            .store(elements > HEAVY_ELEMENTS || seconds > HEAVY_SECONDS, Ordering::Relaxed);
-    }
 }
 
 impl Part {
@@ -151,6 +147,30 @@ impl Part {
             Ok(Some(sum))
         };
         self.optimizer.parameters().map(sum).collect()
+    }
+
+    /// Makes changes of options, and checks what a step would apply.
+    fn check(
+        &mut self,
+        recordings: &[Option<Arc<Recording>>],
+        changed: Option<ChangedOptions>,
+        expected: Option<ExpectedVersions>,
+        norm: Norm,
+    ) -> Result<Checked> {
+        self.make_changes(changed)?;
+        self.check_versions(expected)?;
+        let gradients = self.gradients(recordings)?;
+        self.optimizer.check(gradients, norm)
+    }
+
+    /// Adds a group, under the client's number of it.
+    fn add(&mut self, number: u32, spec: OptimizerSpec, tensors: Vec<Tensor>, places: Vec<u32>) -> Result<()> {
+        let elements: usize = tensors.iter().map(Tensor::len).sum();
+        self.optimizer.add_group_at(spec, tensors, &places)?;
+        self.elements += elements;
+        self.groups.push(number);
+        self.places.extend(places);
+        Ok(())
     }
 
     fn versions(&self) -> impl Iterator<Item = u64> + '_ {
@@ -257,17 +277,15 @@ fn recordings(runtime: &Runtime, contexts: impl Iterator<Item = ContextId>) -> R
         .collect()
 }
 
-fn count_updates(scope: &Scope, parameters: &[ParameterReport]) -> Result<()> {
+/// Applies gradients, and tells what came of it.
+fn apply(scope: &Scope, owner: &OwnerOptimizer, part: &mut Part, checked: Checked, norm: Norm, start: Instant) -> Result<OwnerReport> {
+    let parameters = part.optimizer.apply(checked)?;
     let tables = Tables::of(&scope.caller().runtime)?;
-    for report in parameters.iter().filter(|r| r.updated) {
-        let counter = if report.in_place {
-            &tables.updates_in_place
-        } else {
-            &tables.updates_out_of_place
-        };
-        counter.fetch_add(1, Ordering::Relaxed);
-    }
-    Ok(())
+    parameters.iter().for_each(|report| tables.count_update(report));
+    let report = part.report(scope.rank(), parameters, norm, start);
+    let heavy = part.elements > HEAVY_ELEMENTS || report.seconds > HEAVY_SECONDS;
+    owner.heavy.store(heavy, Ordering::Relaxed);
+    Ok(report)
 }
 
 crate::remote! {
@@ -289,25 +307,17 @@ crate::remote! {
             }
             made.push((number, spec, tensors, places));
         }
-        let mut made = made.into_iter();
         if let Some(owner) = tables.optimizer(id) {
             let mut part = lock(&owner.part);
-            for (number, spec, tensors, places) in made {
-                part.optimizer.add_group_at(spec, tensors, &places)?;
-                part.groups.push(number);
-                part.places.extend(places);
-            }
+            made.into_iter().try_for_each(|(number, spec, tensors, places)| part.add(number, spec, tensors, places))?;
             owner.heavy.store(true, Ordering::Relaxed);
             return Ok(());
         }
-        let Some((number, spec, tensors, places)) = made.next() else { return Ok(()) };
-        let optimizer = Optimizer::new_at(spec, tensors, &places)?;
-        let mut part = Part { optimizer, places, groups: vec![number], changes: 0 };
-        for (number, spec, tensors, places) in made {
-            part.optimizer.add_group_at(spec, tensors, &places)?;
-            part.groups.push(number);
-            part.places.extend(places);
+        if made.is_empty() {
+            return Ok(());
         }
+        let mut part = Part { optimizer: Optimizer::empty(), places: Vec::new(), groups: Vec::new(), changes: 0, elements: 0 };
+        made.into_iter().try_for_each(|(number, spec, tensors, places)| part.add(number, spec, tensors, places))?;
         let owner = OwnerOptimizer { part: part.into(), tickets: Mutex::default(), heavy: true.into(), children: Mutex::default(), passed: AtomicU64::new(0) };
         tables.insert_optimizer(id, owner);
         Ok(())
@@ -331,6 +341,7 @@ crate::remote! {
         part.optimizer.remove_last_group();
         let left = part.optimizer.len();
         part.places.truncate(left);
+        part.elements = part.optimizer.parameters().map(Tensor::len).sum();
         Ok(())
     }
 
@@ -360,18 +371,11 @@ crate::remote! {
         let Extras { contexts, clamp, expected } = extras.unwrap_or_default();
         let recordings = recordings(&scope.caller().runtime, std::iter::once(context).chain(contexts))?;
         let mut part = lock(&owner.part);
-        part.make_changes(changed)?;
-        part.check_versions(expected)?;
-        let gradients = part.gradients(&recordings)?;
-        let mut checked = part.optimizer.check(gradients, Norm::Two)?;
+        let mut checked = part.check(&recordings, changed, expected, Norm::Two)?;
         if let Some(max) = clamp {
             checked.clamp(max);
         }
-        let parameters = part.optimizer.apply(checked)?;
-        count_updates(scope, &parameters)?;
-        let report = part.report(scope.rank(), parameters, Norm::Two, start);
-        owner.took(&part, report.seconds);
-        Ok(report)
+        apply(scope, &owner, &mut part, checked, Norm::Two, start)
     }
 
     /// The first round of a step: validates, computes norms, allocates; changes nothing but options.
@@ -388,10 +392,7 @@ crate::remote! {
         let owner = find(scope, "step", id)?;
         let recordings = recordings(&scope.caller().runtime, contexts.into_iter())?;
         let mut part = lock(&owner.part);
-        part.make_changes(changed)?;
-        part.check_versions(expected)?;
-        let gradients = part.gradients(&recordings)?;
-        let checked = part.optimizer.check(gradients, norm)?;
+        let checked = part.check(&recordings, changed, expected, norm)?;
         let not_finite = checked.not_finite().into_iter().filter_map(|local| part.places.get(local).copied()).collect();
         let report = part.report(scope.rank(), part.untouched(checked.norms()), norm, start);
         owner.keep(ticket, Ticket::Step(checked, norm));
@@ -410,11 +411,7 @@ crate::remote! {
         if let Some(max) = clamp {
             checked.clamp(max);
         }
-        let parameters = part.optimizer.apply(checked)?;
-        count_updates(scope, &parameters)?;
-        let report = part.report(scope.rank(), parameters, norm, start);
-        owner.took(&part, report.seconds);
-        Ok(report)
+        apply(scope, &owner, &mut part, checked, norm, start)
     }
 
     /// There will be no second round.

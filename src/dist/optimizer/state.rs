@@ -7,15 +7,7 @@ use super::ask::{self, Asking};
 use super::owner::{apply_state, prepare_state, read_state, zero_state};
 use crate::dist::sent::SentState;
 use crate::optim::{GroupState, StateDict};
-use crate::protocol::Turn;
 use crate::{ErrorKind, Result};
-
-const TURN: Asking = Asking {
-    turn: Turn::Take,
-    gradients_of: None,
-    limit: None,
-    at_once: false,
-};
 
 impl DistributedOptimizer {
     fn group_states(&self) -> Vec<GroupState> {
@@ -59,7 +51,7 @@ impl DistributedOptimizer {
         let asked = places.iter().map(|&place| {
             let owner = &self.owners[place];
             let write = |bytes: &mut Vec<u8>| crate::wire::write(&(self.id, self.changed(owner)), bytes);
-            (owner.rank, self.ask(owner.rank, read_state(), &TURN, write))
+            (owner.rank, self.ask(owner.rank, read_state(), &Asking::QUEUED, write))
         });
         let answers = ask::collect::<Vec<(u32, SentState)>>(asked.collect());
         self.note_made(&answers);
@@ -86,7 +78,7 @@ impl DistributedOptimizer {
             .map(|(&number, g)| (number, &g.spec))
             .collect();
         let ticket = self.tickets.fetch_add(1, Ordering::Relaxed);
-        let asked = self.ask_all(prepare_state, &TURN, |place, bytes| {
+        let asked = self.ask_all(prepare_state, &Asking::QUEUED, |place, bytes| {
             let rank = self.owners[place].rank;
             let own = self.parameters.iter().enumerate().filter(|(_, p)| p.rref.owner() == rank);
             let states: Vec<(u32, SentState)> = own
@@ -101,7 +93,7 @@ impl DistributedOptimizer {
         }
         let changes = self.changes.replaced();
         self.specs = dict.groups.iter().map(|g| g.spec.clone()).collect();
-        let asked = self.ask_all(apply_state, &TURN, |_, bytes| {
+        let asked = self.ask_all(apply_state, &Asking::QUEUED, |_, bytes| {
             crate::wire::write(&(self.id, ticket, changes), bytes)
         });
         let answers = ask::collect::<()>(asked);
@@ -115,7 +107,7 @@ impl DistributedOptimizer {
     /// # Errors
     /// [`ErrorKind::Owners`].
     pub fn zero_state(&self) -> Result<()> {
-        let asked = self.ask_all(zero_state, &TURN, |_, bytes| crate::wire::write(&(self.id,), bytes));
+        let asked = self.ask_all(zero_state, &Asking::QUEUED, |_, bytes| crate::wire::write(&(self.id,), bytes));
         ask::gather("zero_state", ask::collect::<()>(asked), true).map(drop)
     }
 }

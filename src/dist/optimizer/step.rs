@@ -237,7 +237,6 @@ impl StepFuture<'_> {
                 contexts: self.contexts.clone(),
                 changed: optimizer.changed_anywhere(),
                 norm: options.norm(),
-                expected: None,
             };
             return Round::Tree(optimizer.ask_tree(&passed, options));
         }

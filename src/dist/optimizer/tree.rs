@@ -31,7 +31,6 @@ pub(super) enum Passed {
         contexts: Vec<ContextId>,
         changed: Option<ChangedOptions>,
         norm: Norm,
-        expected: Option<ExpectedVersions>,
     },
     Apply {
         ticket: u64,
@@ -97,9 +96,8 @@ impl Passed {
                 contexts,
                 changed,
                 norm,
-                expected,
             } => ask(caller, me, prepare_step(), &asking(contexts.first().copied()), |bytes| {
-                crate::wire::write(&(id, ticket, contexts, changed, norm, expected), bytes)
+                crate::wire::write(&(id, ticket, contexts, changed, norm, None::<ExpectedVersions>), bytes)
             }),
             Passed::Apply { ticket, scale, clamp } => ask(caller, me, apply_step(), &asking(None), |bytes| {
                 crate::wire::write(&(id, ticket, scale, clamp), bytes)
@@ -155,22 +153,17 @@ impl DistributedOptimizer {
     /// [`ErrorKind::Owners`]; steps ask owners directly then.
     pub fn set_fan_out(&mut self, fan_out: usize) -> Result<()> {
         self.fan_out = 0;
+        let mut order: Vec<&Owner> = self.owners.iter().collect();
+        order.sort_by_key(|o| o.joined);
+        let order: Vec<u32> = order.into_iter().map(|o| o.rank).collect();
         let told = self.ask_all(set_children, &Asking::default(), |place, bytes| {
-            let children = self.children(self.owners[place].joined, fan_out);
+            let first = fan_out.saturating_mul(self.owners[place].joined).saturating_add(1).min(order.len());
+            let children = &order[first..first.saturating_add(fan_out).min(order.len())];
             crate::wire::write(&(self.id, children, self.passes.load(Ordering::Relaxed)), bytes)
         });
         ask::gather("set_fan_out", ask::collect::<()>(told), false)?;
         self.fan_out = fan_out;
         Ok(())
-    }
-
-    /// Ranks of the owners below the one that joined as number `joined`.
-    fn children(&self, joined: usize, fan_out: usize) -> Vec<u32> {
-        let first = fan_out.saturating_mul(joined).saturating_add(1);
-        let below = first..first.saturating_add(fan_out);
-        let mut children: Vec<&Owner> = self.owners.iter().filter(|o| below.contains(&o.joined)).collect();
-        children.sort_by_key(|o| o.joined);
-        children.into_iter().map(|o| o.rank).collect()
     }
 
     /// Whether steps go over a tree.

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::{Attached, Groups, InBackward, Observer, groups, leaf};
+use super::{Attached, Groups, InBackward, Observer, leaf};
 use crate::optim::schedule::Adjust;
-use crate::optim::{OptimizerSpec, ParameterReport, ParameterState};
+use crate::optim::{OptimizerSpec, ParameterReport, ParameterState, lr as lr_option};
 use crate::tensor::{Gradient, Tensor};
 use crate::{ErrorKind, Result};
 
@@ -106,7 +106,7 @@ impl InBackwardOptimizers {
     /// # Errors
     /// As [`set_options`](Self::set_options); [`ErrorKind::OptionValue`] also if it is infinite or NaN.
     pub fn set_lr(&mut self, lr: f64) -> Result<()> {
-        self.set_options(&groups::lr(self.groups.specs(), lr)?)
+        self.set_options(&lr_option(self.groups.specs(), lr)?)
     }
 
     /// Changes an option of all.
