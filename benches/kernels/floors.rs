@@ -1,0 +1,103 @@
+//! Plain loops over as much memory.
+
+use std::hint::black_box;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use rankgrad::optim::Float;
+
+/// Parameters, gradients and state arrays of so many elements.
+pub struct Arrays<T> {
+    pub p: Vec<T>,
+    pub g: Vec<T>,
+    pub states: Vec<Vec<T>>,
+}
+
+impl<T: Float> Arrays<T> {
+    pub fn new(n: usize, states: usize) -> Self {
+        let filled = |x: f64| vec![T::of(x); n];
+        Self {
+            p: filled(1.0),
+            g: filled(0.5),
+            states: (0..states).map(|_| filled(0.25)).collect(),
+        }
+    }
+
+    /// Bytes that an update of one element reads and writes.
+    pub fn bytes(states: usize) -> usize {
+        (3 + 2 * states) * size_of::<T>()
+    }
+
+    /// Reads gradients, and reads and writes all else, once.
+    pub fn stream(&mut self) {
+        let [a, b, c] = slices(&mut self.states);
+        stream(&mut self.p, &self.g, a, b, c);
+        black_box(self);
+    }
+}
+
+fn slices<T>(states: &mut [Vec<T>]) -> [&mut [T]; 3] {
+    let mut states = states.iter_mut();
+    [(); 3].map(|()| states.next().map_or(&mut [][..], |s| &mut s[..]))
+}
+
+fn stream<T: Float>(p: &mut [T], g: &[T], a: &mut [T], b: &mut [T], c: &mut [T]) {
+    let half = T::of(0.5);
+    match (a, b, c) {
+        ([], ..) => {
+            for (p, &g) in p.iter_mut().zip(g) {
+                *p = *p * half + g;
+            }
+        }
+        (a, [], _) => {
+            for ((p, &g), a) in p.iter_mut().zip(g).zip(a) {
+                *a = *a * half + g;
+                *p = *p * half + *a;
+            }
+        }
+        (a, b, []) => {
+            for (((p, &g), a), b) in p.iter_mut().zip(g).zip(a).zip(b) {
+                *a = *a * half + g;
+                *b = *b * half + g;
+                *p = *p * half + (*a + *b);
+            }
+        }
+        (a, b, c) => {
+            for ((((p, &g), a), b), c) in p.iter_mut().zip(g).zip(a).zip(b).zip(c) {
+                *a = *a * half + g;
+                *b = *b * half + g;
+                *c = *c * half + g;
+                *p = *p * half + ((*a + *b) + *c);
+            }
+        }
+    }
+}
+
+/// Seconds until all threads, which start together, have streamed a part each.
+pub fn stream_on_threads(parts: &mut [Arrays<f32>]) -> f64 {
+    let Some((mine, others)) = parts.split_first_mut() else {
+        return 0.0;
+    };
+    let (count, ready, go, done) = (others.len(), AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
+    let wait = |counter: &AtomicUsize, count: usize| {
+        while counter.load(Ordering::Acquire) < count {
+            std::hint::spin_loop();
+        }
+    };
+    std::thread::scope(|scope| {
+        for part in others {
+            scope.spawn(|| {
+                ready.fetch_add(1, Ordering::Release);
+                wait(&go, 1);
+                part.stream();
+                done.fetch_add(1, Ordering::Release);
+            });
+        }
+        wait(&ready, count);
+        let start = Instant::now();
+        go.store(1, Ordering::Release);
+        mine.stream();
+        wait(&done, count);
+        start.elapsed().as_secs_f64()
+    })
+}
