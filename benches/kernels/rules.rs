@@ -82,7 +82,7 @@ struct InCache<R, T> {
 
 impl<R: Rule, T: Float> InCache<R, T> {
     fn new(rule: R) -> Self {
-        let states = rule.arrays(&[64]).len();
+        let states = rule.arrays(&[8, 8]).len();
         let n = (BLOCK_BYTES / ((2 + states) * size_of::<T>())) & !63;
         let (arrays, steps) = (Arrays::new(n, states), 8.0);
         let (full, empty) = (Best::default(), Best::default());
@@ -118,8 +118,10 @@ fn update<R: Rule, T: Float>(rule: &R, arrays: &mut Arrays<T>, n: usize, step: f
     let scalars = R::SCALARS
         .iter()
         .map(|&(name, value)| (name, if name == "step" { step } else { value }));
-    let names = rule.arrays(&shape).into_iter().map(|a| a.name);
-    let states = names.zip(&mut arrays.states).map(|(name, elements)| (name, &mut elements[..n]));
+    let declared = rule.arrays(&shape).into_iter().map(|a| (a.name, a.shape.iter().product::<usize>()));
+    let states = declared
+        .zip(&mut arrays.states)
+        .map(|((name, len), elements)| (name, &mut elements[..len]));
     rule.update(
         &mut arrays.p[..n],
         &arrays.g[..n],

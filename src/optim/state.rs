@@ -1,7 +1,8 @@
 //! What an optimizer keeps for each parameter.
 
-use ndarray::ArrayD;
+use ndarray::{Array1, ArrayD, s};
 
+use super::arithmetic::PIECE;
 use super::view::{After, StateView};
 use super::{Float, StateArray};
 use crate::tensor::{DType, Data};
@@ -102,7 +103,7 @@ impl ParameterState {
             if !self.arrays.iter().any(|a| a.name == array.name) {
                 self.arrays.push(Named {
                     name: array.name.into(),
-                    data: filled(dtype, &array),
+                    data: filled(dtype, &array, self.arrays.len()),
                     fresh: true,
                 });
             }
@@ -145,9 +146,21 @@ impl ParameterState {
     }
 }
 
-fn filled(dtype: DType, array: &StateArray) -> Data {
+/// Arrays that are large begin so many bytes apart within a page, one after the other: a load from the place of an earlier store, pages aside, would
+/// wait for it.
+const APART: usize = 1536;
+
+/// The array of this place in the state.
+fn filled(dtype: DType, array: &StateArray, place: usize) -> Data {
+    fn filled<T: Float>(array: &StateArray, place: usize) -> Data {
+        let (len, shape) = (array.shape.iter().product::<usize>(), array.shape.as_slice());
+        let skipped = if len < PIECE { 0 } else { (place + 1) * APART / size_of::<T>() };
+        let all = Array1::from_elem(len + skipped, T::of(array.fill)).slice_move(s![skipped..]);
+        let shaped = all.into_shape_with_order(shape);
+        T::wrap(shaped.unwrap_or_else(|_| ArrayD::from_elem(shape, T::of(array.fill))).into_shared())
+    }
     match dtype {
-        DType::F32 => Data::F32(ArrayD::from_elem(array.shape.as_slice(), array.fill as f32).into_shared()),
-        _ => Data::F64(ArrayD::from_elem(array.shape.as_slice(), array.fill).into_shared()),
+        DType::F32 => filled::<f32>(array, place),
+        _ => filled::<f64>(array, place),
     }
 }

@@ -52,15 +52,16 @@ impl<T: Float> Sweep<'_, T> {
             if failed.get().is_some() {
                 return;
             }
-            if let (Some(norm), Some(sums)) = (self.norm, sums) {
-                norm.blocks(g, sums);
-            }
             if let Some(old) = old {
                 p.copy_from_slice(old);
             }
             match update(p, g, &mut state) {
                 Ok(()) => drop(after.set(state.after())),
                 Err(message) => drop(failed.set(message)),
+            }
+            // After the update: what it fetched is in the cache now, while a pass before it would wait for memory and do nothing else.
+            if let (Some(norm), Some(sums)) = (self.norm, sums) {
+                norm.blocks(g, sums);
             }
         });
         match (failed.into_inner(), after.into_inner()) {

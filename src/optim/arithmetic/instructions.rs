@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use pulp::Arch;
+use pulp::{Arch, NullaryFnOnce};
 
 /// Those that this processor has, from the one that every processor has to the best.
 static SETS: LazyLock<Vec<(&'static str, Arch)>> = LazyLock::new(|| {
@@ -36,9 +36,21 @@ pub fn limit_instructions(place: usize) {
 /// Runs a loop as it was compiled for the best instruction set. Wider vectors do more elements at a time, and nothing else: no sum changes its shape,
 /// and nothing is fused, so the bits are the same.
 ///
-/// `body` must be `#[inline(always)]`, and so must all that it calls for each element: what isn't inlined is compiled for the baseline, and called.
+/// `body` must be `#[inline(always)]` and capture nothing, and all that it calls for each element must be inlined too: what isn't is compiled for the
+/// baseline, and called. A closure that captures could be called through a shim, which nobody can mark.
 #[inline(always)]
-pub(in crate::optim) fn vectorized<R>(body: impl FnOnce() -> R) -> R {
+pub(in crate::optim) fn vectorized<A, R>(arguments: A, body: impl Fn(A) -> R) -> R {
+    struct Call<A, F>(A, F);
+    impl<A, R, F: Fn(A) -> R> NullaryFnOnce for Call<A, F> {
+        type Output = R;
+
+        #[inline(always)]
+        fn call(self) -> R {
+            (self.1)(self.0)
+        }
+    }
     let sets = &*SETS;
-    sets[LIMIT.load(Ordering::Relaxed).min(sets.len() - 1)].1.dispatch(body)
+    sets[LIMIT.load(Ordering::Relaxed).min(sets.len() - 1)]
+        .1
+        .dispatch(Call(arguments, body))
 }

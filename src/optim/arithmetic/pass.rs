@@ -32,8 +32,9 @@ pub fn pass0<T: Float>(p: &mut [T], g: &[T], update: impl Fn(T, T) -> T) {
         }
     }
     vectorized(
+        (p, g, update),
         #[inline(always)]
-        move || each(p, g, update),
+        |(p, g, update)| each(p, g, update),
     );
 }
 
@@ -50,8 +51,9 @@ pub fn pass1<T: Float>(p: &mut [T], g: &[T], a: &mut [T], update: impl Fn(T, T, 
         }
     }
     vectorized(
+        (p, g, a, update),
         #[inline(always)]
-        move || each(p, g, a, update),
+        |(p, g, a, update)| each(p, g, a, update),
     );
 }
 
@@ -68,8 +70,9 @@ pub fn pass2<T: Float>(p: &mut [T], g: &[T], [a, b]: [&mut [T]; 2], update: impl
         }
     }
     vectorized(
+        (p, g, a, b, update),
         #[inline(always)]
-        move || each(p, g, a, b, update),
+        |(p, g, a, b, update)| each(p, g, a, b, update),
     );
 }
 
@@ -86,7 +89,8 @@ pub fn pass3<T: Float>(p: &mut [T], g: &[T], [a, b, c]: [&mut [T]; 3], update: i
         }
     }
     vectorized(
+        (p, g, a, b, c, update),
         #[inline(always)]
-        move || each(p, g, a, b, c, update),
+        |(p, g, a, b, c, update)| each(p, g, a, b, c, update),
     );
 }

@@ -44,22 +44,21 @@ pub(in crate::optim) fn sum_squares_of_rows<T: Float>(x: &[T], columns: usize, s
     if columns > BLOCK {
         return x.chunks(columns).zip(sums).for_each(|(row, sum)| *sum = sum_squares(row));
     }
-    vectorized(
-        #[inline(always)]
-        move || fold_equal(x, columns, sums, square, add),
-    );
+    fold_runs(x, columns, sums, square, add);
 }
 
 /// Adds the squares of elements to as many sums.
 pub(in crate::optim) fn add_each_square<T: Float>(sums: &mut [f64], x: &[T]) {
+    #[inline(always)]
+    fn each<T: Float>(sums: &mut [f64], x: &[T]) {
+        for (sum, &x) in sums.iter_mut().zip(x) {
+            *sum += square(x);
+        }
+    }
     vectorized(
+        (sums, x),
         #[inline(always)]
-        move || {
-            sums.iter_mut().zip(x).for_each(
-                #[inline(always)]
-                |(sum, &x)| *sum += square(x),
-            )
-        },
+        |(sums, x)| each(sums, x),
     );
 }
 
@@ -79,42 +78,54 @@ pub(in crate::optim) fn fold<T: Float>(
     total
 }
 
-/// What [`fold`] makes of each block. `term` and `combine` must be `#[inline(always)]`.
-#[inline]
+/// What [`fold`] makes of each block.
 pub(in crate::optim) fn fold_blocks<T: Float>(
     x: &[T],
     sums: &mut [f64],
     term: impl Fn(T) -> f64 + Copy,
     combine: impl Fn(f64, f64) -> f64 + Copy,
 ) {
-    vectorized(
-        #[inline(always)]
-        move || fold_equal(x, BLOCK, sums, term, combine),
-    );
+    fold_runs(x, BLOCK, sums, term, combine);
 }
 
-/// Folds runs of `len` elements each, at most a block, of which the last may be shorter.
-#[inline(always)]
-fn fold_equal<T: Float>(x: &[T], len: usize, sums: &mut [f64], term: impl Fn(T) -> f64, combine: impl Fn(f64, f64) -> f64) {
+/// Folds runs of `len` elements each, at most a block, of which the last may be shorter. `term` and `combine` must be `#[inline(always)]`.
+fn fold_runs<T: Float>(x: &[T], len: usize, sums: &mut [f64], term: impl Fn(T) -> f64 + Copy, combine: impl Fn(f64, f64) -> f64 + Copy) {
     let len = len.max(1);
     for (x, sums) in x.chunks(TOGETHER * len).zip(sums.chunks_mut(TOGETHER)) {
-        if x.len() == TOGETHER * len
-            && let [a, b, c, d] = sums
-        {
-            let (first, second) = x.split_at(2 * len);
-            let ((x, y), (z, w)) = (first.split_at(len), second.split_at(len));
-            [*a, *b, *c, *d] = runs([x, y, z, w], &term, &combine);
-        } else {
-            for (x, sum) in x.chunks(len).zip(sums) {
-                [*sum] = runs([x], &term, &combine);
-            }
+        // Put together outside of the loops: the compiler would arrange their vectors for it.
+        let mut lanes = [[0.0; LANES]; TOGETHER];
+        vectorized(
+            (&mut lanes, x, len, term, combine),
+            #[inline(always)]
+            |(lanes, x, len, term, combine)| lanes_of_runs(lanes, x, len, term, combine),
+        );
+        sums.iter_mut().zip(lanes).for_each(|(sum, lanes)| *sum = folded(lanes, combine));
+    }
+}
+
+/// The partial sums of up to so many runs.
+#[inline(always)]
+fn lanes_of_runs<T: Float>(
+    lanes: &mut [[f64; LANES]; TOGETHER],
+    x: &[T],
+    len: usize,
+    term: impl Fn(T) -> f64,
+    combine: impl Fn(f64, f64) -> f64,
+) {
+    if x.len() == TOGETHER * len {
+        let (first, second) = x.split_at(2 * len);
+        let ((x, y), (z, w)) = (first.split_at(len), second.split_at(len));
+        *lanes = side_by_side([x, y, z, w], &term, &combine);
+    } else {
+        for (lanes, x) in lanes.iter_mut().zip(x.chunks(len)) {
+            [*lanes] = side_by_side([x], &term, &combine);
         }
     }
 }
 
-/// Folds runs of one length side by side.
+/// The partial sums of runs of one length.
 #[inline(always)]
-fn runs<T: Float, const N: usize>(x: [&[T]; N], term: &impl Fn(T) -> f64, combine: &impl Fn(f64, f64) -> f64) -> [f64; N] {
+fn side_by_side<T: Float, const N: usize>(x: [&[T]; N], term: &impl Fn(T) -> f64, combine: &impl Fn(f64, f64) -> f64) -> [[f64; LANES]; N] {
     let mut lanes = [[0.0; LANES]; N];
     let split = x.map(|x| x.as_chunks::<LANES>());
     for i in 0..split[0].0.len() {
@@ -127,7 +138,7 @@ fn runs<T: Float, const N: usize>(x: [&[T]; N], term: &impl Fn(T) -> f64, combin
             *lane = combine(*lane, term(x));
         }
     }
-    lanes.map(|lanes| folded(lanes, combine))
+    lanes
 }
 
 #[inline(always)]
@@ -138,7 +149,6 @@ fn step<T: Float>(mut lanes: [f64; LANES], x: &[T; LANES], term: &impl Fn(T) -> 
     lanes
 }
 
-#[inline(always)]
 fn folded([a, b, c, d, e, f, g, h]: [f64; LANES], plus: impl Fn(f64, f64) -> f64) -> f64 {
     plus(plus(plus(a, b), plus(c, d)), plus(plus(e, f), plus(g, h)))
 }

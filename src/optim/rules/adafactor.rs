@@ -161,8 +161,9 @@ impl<T: Float> Estimates<'_, T> {
     /// One pass over elements from place `start` on, and their gradients and estimates.
     fn pass(self, (start, p, g): (usize, &mut [T], &[T]), update: impl Fn(T, T, T) -> T + Copy) {
         vectorized(
+            (self, (start, p, g), update),
             #[inline(always)]
-            move || self.each((start, p, g), update),
+            |(estimates, elements, update)| estimates.each(elements, update),
         );
     }
 
