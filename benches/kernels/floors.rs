@@ -42,34 +42,47 @@ fn slices<T>(states: &mut [Vec<T>]) -> [&mut [T]; 3] {
 }
 
 fn stream<T: Float>(p: &mut [T], g: &[T], a: &mut [T], b: &mut [T], c: &mut [T]) {
-    let half = T::of(0.5);
-    match (a, b, c) {
-        ([], ..) => {
-            for (p, &g) in p.iter_mut().zip(g) {
-                *p = *p * half + g;
-            }
-        }
-        (a, [], _) => {
-            for ((p, &g), a) in p.iter_mut().zip(g).zip(a) {
-                *a = *a * half + g;
-                *p = *p * half + *a;
-            }
-        }
-        (a, b, []) => {
-            for (((p, &g), a), b) in p.iter_mut().zip(g).zip(a).zip(b) {
-                *a = *a * half + g;
-                *b = *b * half + g;
-                *p = *p * half + (*a + *b);
-            }
-        }
-        (a, b, c) => {
-            for ((((p, &g), a), b), c) in p.iter_mut().zip(g).zip(a).zip(b).zip(c) {
-                *a = *a * half + g;
-                *b = *b * half + g;
-                *c = *c * half + g;
-                *p = *p * half + ((*a + *b) + *c);
-            }
-        }
+    match [&*a, b, c].iter().filter(|states| !states.is_empty()).count() {
+        0 => stream0(p, g),
+        1 => stream1(p, g, a),
+        2 => stream2(p, g, a, b),
+        _ => stream3(p, g, a, b, c),
+    }
+}
+
+// Functions of their own, so that the compiler knows that the arrays don't overlap.
+
+#[inline(never)]
+fn stream0<T: Float>(p: &mut [T], g: &[T]) {
+    for (p, &g) in p.iter_mut().zip(g) {
+        *p = *p * T::of(0.5) + g;
+    }
+}
+
+#[inline(never)]
+fn stream1<T: Float>(p: &mut [T], g: &[T], a: &mut [T]) {
+    for ((p, &g), a) in p.iter_mut().zip(g).zip(a) {
+        *a = *a * T::of(0.5) + g;
+        *p = *p * T::of(0.5) + *a;
+    }
+}
+
+#[inline(never)]
+fn stream2<T: Float>(p: &mut [T], g: &[T], a: &mut [T], b: &mut [T]) {
+    for (((p, &g), a), b) in p.iter_mut().zip(g).zip(a).zip(b) {
+        *a = *a * T::of(0.5) + g;
+        *b = *b * T::of(0.5) + g;
+        *p = *p * T::of(0.5) + (*a + *b);
+    }
+}
+
+#[inline(never)]
+fn stream3<T: Float>(p: &mut [T], g: &[T], a: &mut [T], b: &mut [T], c: &mut [T]) {
+    for ((((p, &g), a), b), c) in p.iter_mut().zip(g).zip(a).zip(b).zip(c) {
+        *a = *a * T::of(0.5) + g;
+        *b = *b * T::of(0.5) + g;
+        *c = *c * T::of(0.5) + g;
+        *p = *p * T::of(0.5) + ((*a + *b) + *c);
     }
 }
 

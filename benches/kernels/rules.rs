@@ -82,7 +82,7 @@ struct InCache<R, T> {
 
 impl<R: Rule, T: Float> InCache<R, T> {
     fn new(rule: R) -> Self {
-        let states = rule.arrays(&[8, 8]).len();
+        let states = rule.arrays(&[64, 64]).len();
         let n = (BLOCK_BYTES / ((2 + states) * size_of::<T>())) & !63;
         let (arrays, steps) = (Arrays::new(n, states), 8.0);
         let (full, empty) = (Best::default(), Best::default());
@@ -114,7 +114,7 @@ impl<R: Rule, T: Float> InCache<R, T> {
 
 /// One update of the first `n` elements, as one in the midst of training.
 fn update<R: Rule, T: Float>(rule: &R, arrays: &mut Arrays<T>, n: usize, step: f64) {
-    let shape = [n / 8, 8];
+    let shape = [n / 64, 64];
     let scalars = R::SCALARS
         .iter()
         .map(|&(name, value)| (name, if name == "step" { step } else { value }));

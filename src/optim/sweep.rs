@@ -2,6 +2,8 @@
 
 use std::sync::OnceLock;
 
+use smallvec::{SmallVec, smallvec};
+
 use super::arithmetic::{BLOCK, PIECE};
 use super::view::After;
 use super::{Float, Norm, StateView, threads};
@@ -26,47 +28,67 @@ impl<T: Float> Sweep<'_, T> {
     /// # Errors
     /// The first that `update` gives; some elements may be updated then.
     pub(super) fn run(
-        mut self,
+        self,
         elementwise: bool,
         update: impl Fn(&mut [T], &[T], &mut StateView<'_, T>) -> Result<(), String> + Sync,
     ) -> Result<(Option<f64>, After), String> {
-        let len = self.p.len();
-        if !elementwise || len <= PIECE || self.g.len() != len || !self.state.is_of_len(len) {
-            if let Some(old) = self.old {
-                self.p.copy_from_slice(old);
+        let Self { p, old, g, state, norm } = self;
+        let len = p.len();
+        let in_pieces = elementwise && len > PIECE && g.len() == len && state.is_of_len(len);
+        let mut blocks: SmallVec<[f64; PIECE / BLOCK]> = smallvec![0.0; norm.map_or(0, |_| len.div_ceil(BLOCK))];
+        let after = if in_pieces {
+            let (after, failed) = (OnceLock::new(), OnceLock::new());
+            let (mut olds, mut blocks) = (old.map(|old| old.chunks(PIECE)), blocks.chunks_mut(PIECE / BLOCK));
+            let pieces = p
+                .chunks_mut(PIECE)
+                .zip(g.chunks(PIECE))
+                .zip(state.pieces(PIECE))
+                .map(|((p, g), state)| {
+                    let old = olds.as_mut().and_then(Iterator::next);
+                    (p, old, g, state, blocks.next().unwrap_or_default())
+                });
+            threads::for_each(pieces, len, |(p, old, g, state, blocks)| {
+                if failed.get().is_some() {
+                    return;
+                }
+                match piece(&update, p, old, g, state, norm, blocks) {
+                    Ok(state) => drop(after.set(state)),
+                    Err(message) => drop(failed.set(message)),
+                }
+            });
+            match (failed.into_inner(), after.into_inner()) {
+                (None, Some(after)) => after,
+                (message, _) => return Err(message.unwrap_or_default()),
             }
-            let norm = self.norm.map(|norm| norm.of_slice(self.g));
-            update(self.p, self.g, &mut self.state)?;
-            return Ok((norm, self.state.after()));
-        }
-        let mut blocks = vec![0.0; if self.norm.is_some() { len.div_ceil(BLOCK) } else { 0 }];
-        let (after, failed) = (OnceLock::new(), OnceLock::new());
-        let mut sums = blocks.chunks_mut(PIECE / BLOCK);
-        let mut old = self.old.map(|old| old.chunks(PIECE));
-        let arrays = self.p.chunks_mut(PIECE).zip(self.g.chunks(PIECE));
-        let pieces = arrays.zip(self.state.pieces(PIECE)).map(|((p, g), state)| {
-            let old = old.as_mut().and_then(Iterator::next);
-            (p, old, g, state, sums.next())
-        });
-        threads::for_each(pieces, len, |(p, old, g, mut state, sums)| {
-            if failed.get().is_some() {
-                return;
-            }
-            if let Some(old) = old {
-                p.copy_from_slice(old);
-            }
-            match update(p, g, &mut state) {
-                Ok(()) => drop(after.set(state.after())),
-                Err(message) => drop(failed.set(message)),
-            }
-            // After the update: what it fetched is in the cache now, while a pass before it would wait for memory and do nothing else.
-            if let (Some(norm), Some(sums)) = (self.norm, sums) {
-                norm.blocks(g, sums);
-            }
-        });
-        match (failed.into_inner(), after.into_inner()) {
-            (None, Some(after)) => Ok((self.norm.map(|norm| norm.of_blocks(&blocks)), after)),
-            (message, _) => Err(message.unwrap_or_default()),
-        }
+        } else {
+            piece(&update, p, old, g, state, norm, &mut blocks)?
+        };
+        Ok((norm.map(|norm| norm.of_blocks(&blocks)), after))
     }
+}
+
+/// Updates some elements, and puts what the norm of their gradient is made of into its blocks.
+fn piece<T: Float>(
+    update: &impl Fn(&mut [T], &[T], &mut StateView<'_, T>) -> Result<(), String>,
+    p: &mut [T],
+    old: Option<&[T]>,
+    g: &[T],
+    mut state: StateView<'_, T>,
+    norm: Option<Norm>,
+    blocks: &mut [f64],
+) -> Result<After, String> {
+    if let Some(old) = old {
+        p.copy_from_slice(old);
+    }
+    // The passes of the update compute the usual norm while they wait for memory.
+    if norm == Some(Norm::Two) && g.len() <= PIECE {
+        state.ask_for_squares(g);
+    }
+    update(p, g, &mut state)?;
+    match (norm, state.squares()) {
+        (Some(_), Some(squares)) => blocks.iter_mut().zip(squares).for_each(|(block, sum)| *block = sum),
+        (Some(norm), None) => norm.blocks(g, blocks),
+        (None, _) => {}
+    }
+    Ok(state.after())
 }

@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 
 use super::Float;
+use super::arithmetic::{BLOCK, Lanes, PIECE, square_pass0, square_pass1, square_pass2, square_pass3, sum_of_lanes};
 
 /// A rule's view of one parameter's state during one update: numbers, and the elements of arrays, by name.
 ///
@@ -22,6 +23,17 @@ pub struct StateView<'a, T> {
     shape: &'a [usize],
     scalars: Scalars<'a>,
     arrays: SmallVec<[Array<'a, T>; 4]>,
+    /// The squares of the gradient, if they are asked for.
+    squares: Option<Squares>,
+}
+
+/// The squares of a gradient of a few blocks.
+#[derive(Debug)]
+struct Squares {
+    /// Where the gradient is in memory.
+    place: usize,
+    lanes: [Lanes; PIECE / BLOCK],
+    done: bool,
 }
 
 type Scalars<'a> = SmallVec<[(&'a str, f64); 4]>;
@@ -63,6 +75,7 @@ impl<'a, T: Float> StateView<'a, T> {
             shape,
             scalars: scalars.into_iter().collect(),
             arrays: arrays.into_iter().map(array).collect(),
+            squares: None,
         }
     }
 
@@ -102,18 +115,56 @@ impl<'a, T: Float> StateView<'a, T> {
     /// # Panics
     /// If the rule doesn't declare one of them in [`Rule::arrays`](super::Rule::arrays), or if one is named twice.
     pub fn arrays<const N: usize>(&mut self, names: [&str; N]) -> [&mut [T]; N] {
-        let mut found = [const { None }; N];
-        for array in &mut self.arrays {
-            if let Some(place) = names.iter().position(|name| *name == array.name) {
-                array.fresh = false;
-                found[place] = Some(&mut *array.elements);
-            }
-        }
-        let mut names = names.iter();
-        found.map(|slice| {
-            let name = names.next();
-            slice.unwrap_or_else(|| panic!("the rule doesn't declare the array {name:?}"))
-        })
+        find(&mut self.arrays, names)
+    }
+
+    /// One pass over parameters and gradients: [`arithmetic::pass0`](super::arithmetic::pass0).
+    ///
+    /// Unlike that function, this one and the other passes also compute the norm of the gradient on the way, if the step reports it.
+    pub fn pass0(&mut self, p: &mut [T], g: &[T], update: impl Fn(T, T) -> T) {
+        square_pass0(p, g, squares(&mut self.squares, g), update);
+    }
+
+    /// One pass over parameters, gradients and an array of the state: [`arithmetic::pass1`](super::arithmetic::pass1).
+    ///
+    /// # Panics
+    /// As [`arrays`](Self::arrays).
+    pub fn pass1(&mut self, p: &mut [T], g: &[T], array: &str, update: impl Fn(T, T, &mut T) -> T) {
+        let [a] = find(&mut self.arrays, [array]);
+        square_pass1(p, g, a, squares(&mut self.squares, g), update);
+    }
+
+    /// One pass over parameters, gradients and two arrays of the state: [`arithmetic::pass2`](super::arithmetic::pass2).
+    ///
+    /// # Panics
+    /// As [`arrays`](Self::arrays).
+    pub fn pass2(&mut self, p: &mut [T], g: &[T], arrays: [&str; 2], update: impl Fn(T, T, &mut T, &mut T) -> T) {
+        let arrays = find(&mut self.arrays, arrays);
+        square_pass2(p, g, arrays, squares(&mut self.squares, g), update);
+    }
+
+    /// One pass over parameters, gradients and three arrays of the state: [`arithmetic::pass3`](super::arithmetic::pass3).
+    ///
+    /// # Panics
+    /// As [`arrays`](Self::arrays).
+    pub fn pass3(&mut self, p: &mut [T], g: &[T], arrays: [&str; 3], update: impl Fn(T, T, &mut T, &mut T, &mut T) -> T) {
+        let arrays = find(&mut self.arrays, arrays);
+        square_pass3(p, g, arrays, squares(&mut self.squares, g), update);
+    }
+
+    /// Asks for the sums of squares of the blocks of this gradient, which are those of one piece.
+    pub(super) fn ask_for_squares(&mut self, g: &[T]) {
+        self.squares = Some(Squares {
+            place: g.as_ptr().addr(),
+            lanes: Default::default(),
+            done: false,
+        });
+    }
+
+    /// The sums of squares that were asked for, if a pass has computed them.
+    pub(super) fn squares(&self) -> Option<impl Iterator<Item = f64>> {
+        let squares = self.squares.as_ref().filter(|squares| squares.done)?;
+        Some(squares.lanes.iter().map(|lanes| sum_of_lanes(*lanes)))
     }
 
     /// Whether all arrays have so many elements.
@@ -123,7 +174,9 @@ impl<'a, T: Float> StateView<'a, T> {
 
     /// Views of the arrays in pieces of `size` elements, all with the numbers as they are now.
     pub(super) fn pieces(self, size: usize) -> impl Iterator<Item = StateView<'a, T>> {
-        let Self { shape, scalars, arrays } = self;
+        let Self {
+            shape, scalars, arrays, ..
+        } = self;
         let mut arrays: SmallVec<[_; 4]> = arrays.into_iter().map(|a| (a.name, a.elements.chunks_mut(size), a.fresh)).collect();
         std::iter::from_fn(move || {
             let each = arrays.iter_mut().map(|(name, pieces, fresh)| {
@@ -137,6 +190,7 @@ impl<'a, T: Float> StateView<'a, T> {
                 shape,
                 scalars: scalars.clone(),
                 arrays: each.collect::<Option<_>>()?,
+                squares: None,
             })
         })
     }
@@ -146,5 +200,31 @@ impl<'a, T: Float> StateView<'a, T> {
             scalars: self.scalars.iter().map(|s| s.1).collect(),
             fresh: self.arrays.iter().map(|a| a.fresh).collect(),
         }
+    }
+}
+
+fn find<'s, T, const N: usize>(arrays: &'s mut [Array<'_, T>], names: [&str; N]) -> [&'s mut [T]; N] {
+    let mut found = [const { None }; N];
+    for array in arrays {
+        if let Some(place) = names.iter().position(|name| *name == array.name) {
+            array.fresh = false;
+            found[place] = Some(&mut *array.elements);
+        }
+    }
+    let mut names = names.iter();
+    found.map(|slice| {
+        let name = names.next();
+        slice.unwrap_or_else(|| panic!("the rule doesn't declare the array {name:?}"))
+    })
+}
+
+/// Where a pass over `g` is to sum squares: nowhere, unless `g` is the gradient.
+fn squares<'s, T>(asked: &'s mut Option<Squares>, g: &[T]) -> &'s mut [Lanes] {
+    match asked {
+        Some(squares) if squares.place == g.as_ptr().addr() && !squares.done && g.len() <= PIECE => {
+            squares.done = true;
+            &mut squares.lanes[..g.len().div_ceil(BLOCK)]
+        }
+        _ => &mut [],
     }
 }

@@ -1,7 +1,7 @@
 //! The arithmetic that the rules share: one order of operations, no fused multiply-add, no platform libm.
 //!
-//! The passes are the only loops of the elementwise rules. Each hands the old value of an element to a closure and stores what it returns. They and
-//! the sums are compiled for several instruction sets, of which the best one that the processor has runs; the bits are the same on all.
+//! The passes are the only loops of the elementwise rules; mostly a rule calls them through its [`StateView`](super::StateView). Each hands the old value
+//! of an element to a closure and stores what it returns. They and the sums are compiled for several instruction sets, of which the best one that the processor has runs; the bits are the same on all.
 
 mod instructions;
 mod pass;
@@ -16,7 +16,10 @@ pub(super) use instructions::vectorized;
 #[doc(hidden)]
 pub use instructions::{instruction_sets, limit_instructions};
 pub use pass::{pass0, pass1, pass2, pass3};
-pub(super) use sums::{BLOCK, add, add_each_square, add_squares, fold, fold_blocks, magnitude, square, sum_squares_of_rows};
+pub(super) use pass::{square_pass0, square_pass1, square_pass2, square_pass3};
+pub(super) use sums::{
+    BLOCK, Lanes, add, add_each_square, add_squares, fold, fold_blocks, magnitude, square, sum_of_lanes, sum_squares_of_rows,
+};
 pub use sums::{sum, sum_squares};
 
 /// What many rules do to a gradient first: turn it round to maximise, and add `weight_decay * p` (an L2 penalty).

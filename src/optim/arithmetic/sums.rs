@@ -7,6 +7,8 @@ use super::instructions::vectorized;
 pub(in crate::optim) const BLOCK: usize = 4096;
 /// Partial sums within a block.
 const LANES: usize = 8;
+/// The partial sums of a block.
+pub(in crate::optim) type Lanes = [f64; LANES];
 /// Blocks that are summed side by side: additions of one wait for each other, those of several don't.
 const TOGETHER: usize = 4;
 
@@ -62,6 +64,25 @@ pub(in crate::optim) fn add_each_square<T: Float>(sums: &mut [f64], x: &[T]) {
     );
 }
 
+/// Adds the squares of elements to the partial sums of their block, in which whole groups of lanes came before.
+#[inline(always)]
+pub(super) fn add_squares_to<T: Float>(sums: &mut Lanes, x: &[T]) {
+    let (whole, rest) = x.as_chunks::<LANES>();
+    let mut lanes = *sums;
+    for x in whole {
+        lanes = step(lanes, x, &square, &add);
+    }
+    for (lane, &x) in lanes.iter_mut().zip(rest) {
+        *lane += square(x);
+    }
+    *sums = lanes;
+}
+
+/// The sum of a block from its partial sums.
+pub(in crate::optim) fn sum_of_lanes(lanes: Lanes) -> f64 {
+    folded(lanes, add)
+}
+
 /// All terms put together by `combine` with `total`, in the shape of [`sum`].
 pub(in crate::optim) fn fold<T: Float>(
     mut total: f64,
@@ -105,13 +126,7 @@ fn fold_runs<T: Float>(x: &[T], len: usize, sums: &mut [f64], term: impl Fn(T) -
 
 /// The partial sums of up to so many runs.
 #[inline(always)]
-fn lanes_of_runs<T: Float>(
-    lanes: &mut [[f64; LANES]; TOGETHER],
-    x: &[T],
-    len: usize,
-    term: impl Fn(T) -> f64,
-    combine: impl Fn(f64, f64) -> f64,
-) {
+fn lanes_of_runs<T: Float>(lanes: &mut [Lanes; TOGETHER], x: &[T], len: usize, term: impl Fn(T) -> f64, combine: impl Fn(f64, f64) -> f64) {
     if x.len() == TOGETHER * len {
         let (first, second) = x.split_at(2 * len);
         let ((x, y), (z, w)) = (first.split_at(len), second.split_at(len));
@@ -125,7 +140,7 @@ fn lanes_of_runs<T: Float>(
 
 /// The partial sums of runs of one length.
 #[inline(always)]
-fn side_by_side<T: Float, const N: usize>(x: [&[T]; N], term: &impl Fn(T) -> f64, combine: &impl Fn(f64, f64) -> f64) -> [[f64; LANES]; N] {
+fn side_by_side<T: Float, const N: usize>(x: [&[T]; N], term: &impl Fn(T) -> f64, combine: &impl Fn(f64, f64) -> f64) -> [Lanes; N] {
     let mut lanes = [[0.0; LANES]; N];
     let split = x.map(|x| x.as_chunks::<LANES>());
     for i in 0..split[0].0.len() {
@@ -142,14 +157,14 @@ fn side_by_side<T: Float, const N: usize>(x: [&[T]; N], term: &impl Fn(T) -> f64
 }
 
 #[inline(always)]
-fn step<T: Float>(mut lanes: [f64; LANES], x: &[T; LANES], term: &impl Fn(T) -> f64, combine: &impl Fn(f64, f64) -> f64) -> [f64; LANES] {
+fn step<T: Float>(mut lanes: Lanes, x: &[T; LANES], term: &impl Fn(T) -> f64, combine: &impl Fn(f64, f64) -> f64) -> Lanes {
     for (lane, &x) in lanes.iter_mut().zip(x) {
         *lane = combine(*lane, term(x));
     }
     lanes
 }
 
-fn folded([a, b, c, d, e, f, g, h]: [f64; LANES], plus: impl Fn(f64, f64) -> f64) -> f64 {
+fn folded([a, b, c, d, e, f, g, h]: Lanes, plus: impl Fn(f64, f64) -> f64) -> f64 {
     plus(plus(plus(a, b), plus(c, d)), plus(plus(e, f), plus(g, h)))
 }
 

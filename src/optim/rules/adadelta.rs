@@ -1,7 +1,7 @@
 //! Adadelta.
 
 use crate::Result;
-use crate::optim::arithmetic::{Descent, pass2};
+use crate::optim::arithmetic::Descent;
 use crate::optim::options::{Check, options};
 use crate::optim::{Float, Rule, StateArray, StateView};
 
@@ -47,10 +47,10 @@ impl Rule for Adadelta {
         let descent = Descent::new(self.maximize, self.weight_decay);
         let (rho, rest) = (T::of(self.rho), T::of(1.0 - self.rho));
         let (lr, eps) = (T::of(self.lr), T::of(self.eps));
-        pass2(
+        state.pass2(
             p,
             g,
-            state.arrays(["square_avg", "acc_delta"]),
+            ["square_avg", "acc_delta"],
             #[inline(always)]
             move |p, g, square, moved| {
                 let g = descent.of(g, p);

@@ -73,8 +73,7 @@ impl Rule for Adagrad {
 
     fn update<T: Float>(&self, p: &mut [T], g: &[T], state: &mut StateView<'_, T>) {
         let element = self.element(state.count());
-        let [sum] = state.arrays([SUM]);
-        pass1(p, g, sum, element);
+        state.pass1(p, g, SUM, element);
     }
 
     fn update_rows<T: Float>(&self, p: &mut [T], g: Rows<'_, T>, state: &mut StateView<'_, T>) {

@@ -1,7 +1,7 @@
 //! Adam.
 
 use crate::Result;
-use crate::optim::arithmetic::{Descent, lerp, maximum, pass2, pass3, powi};
+use crate::optim::arithmetic::{Descent, lerp, maximum, powi};
 use crate::optim::options::{Check, options};
 use crate::optim::{Float, Rule, StateArray, StateView};
 
@@ -73,10 +73,10 @@ impl Rule for Adam {
             }
         };
         if self.amsgrad {
-            pass3(
+            state.pass3(
                 p,
                 g,
-                state.arrays(["exp_avg", "exp_avg_sq", "max_exp_avg_sq"]),
+                ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"],
                 #[inline(always)]
                 move |p, g, m, v, largest| {
                     let p = average(p, g, m, v);
@@ -85,10 +85,10 @@ impl Rule for Adam {
                 },
             );
         } else {
-            pass2(
+            state.pass2(
                 p,
                 g,
-                state.arrays(["exp_avg", "exp_avg_sq"]),
+                ["exp_avg", "exp_avg_sq"],
                 #[inline(always)]
                 move |p, g, m, v| {
                     let p = average(p, g, m, v);

@@ -1,7 +1,7 @@
 //! Adamax.
 
 use crate::Result;
-use crate::optim::arithmetic::{Descent, lerp, maximum, pass2, powi};
+use crate::optim::arithmetic::{Descent, lerp, maximum, powi};
 use crate::optim::options::{Check, options};
 use crate::optim::{Float, Rule, StateArray, StateView};
 
@@ -48,10 +48,10 @@ impl Rule for Adamax {
         let step_size = T::of(-self.lr / (1.0 - powi(beta1, t)));
         let descent = Descent::new(self.maximize, self.weight_decay);
         let (rest, beta2, eps) = (T::of(1.0 - beta1), T::of(beta2), T::of(self.eps));
-        pass2(
+        state.pass2(
             p,
             g,
-            state.arrays(["exp_avg", "exp_inf"]),
+            ["exp_avg", "exp_inf"],
             #[inline(always)]
             move |p, g, m, norm| {
                 let g = descent.of(g, p);

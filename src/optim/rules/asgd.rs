@@ -1,7 +1,7 @@
 //! ASGD.
 
 use crate::Result;
-use crate::optim::arithmetic::{Descent, pass1};
+use crate::optim::arithmetic::Descent;
 use crate::optim::options::{Check, options};
 use crate::optim::{Float, Rule, StateArray, StateView};
 
@@ -61,11 +61,10 @@ impl Rule for Asgd {
         let mu = *state.scalar("mu");
         let descent = Descent::new(self.maximize, self.weight_decay);
         let (shrink, step, weight) = (T::of(1.0 - self.lambd * eta), T::of(-eta), T::of(mu));
-        let [average] = state.arrays([AVERAGE]);
-        pass1(
+        state.pass1(
             p,
             g,
-            average,
+            AVERAGE,
             #[inline(always)]
             move |p, g, ax| {
                 let p = p * shrink + step * descent.of(g, p);

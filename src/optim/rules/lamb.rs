@@ -1,7 +1,7 @@
 //! LAMB.
 
 use crate::Result;
-use crate::optim::arithmetic::{Descent, PIECE, add_squares, lerp, pass1, pass2, powi};
+use crate::optim::arithmetic::{Descent, PIECE, add_squares, lerp, pass1, pass3, powi};
 use crate::optim::options::{Check, options};
 use crate::optim::{Float, Rule, StateArray, StateView};
 
@@ -56,28 +56,22 @@ impl Rule for Lamb {
         };
         let (mut squares, mut step_squares) = (0.0, 0.0);
         let mut directions = vec![T::ZERO; p.len().min(PIECE)];
-        let pieces = p.chunks(PIECE).zip(g.chunks(PIECE));
+        let pieces = p.chunks_mut(PIECE).zip(g.chunks(PIECE));
         for ((p, g), (m, v)) in pieces.zip(average.chunks_mut(PIECE).zip(square.chunks_mut(PIECE))) {
-            pass1(
-                m,
+            let directions = &mut directions[..g.len()];
+            pass3(
+                directions,
                 g,
-                v,
+                [m, v, p],
                 #[inline(always)]
-                move |m, g, v| {
+                move |_, g, m, v, p| {
                     let g = descent.of(g, T::ZERO);
+                    *m = lerp(*m, g, rest1);
                     *v = *v * beta2 + rest2 * g * g;
-                    lerp(m, g, rest1)
+                    direction(*p, *m, *v)
                 },
             );
             add_squares(&mut squares, p);
-            let directions = &mut directions[..p.len()];
-            pass2(
-                directions,
-                p,
-                [m, v],
-                #[inline(always)]
-                move |_, p, m, v| direction(p, *m, *v),
-            );
             add_squares(&mut step_squares, directions);
         }
         let (norm, step_norm) = (squares.sqrt(), step_squares.sqrt());

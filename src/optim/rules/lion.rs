@@ -1,7 +1,7 @@
 //! Lion.
 
 use crate::Result;
-use crate::optim::arithmetic::{Descent, lerp, pass1, sign};
+use crate::optim::arithmetic::{Descent, lerp, sign};
 use crate::optim::options::{Check, options};
 use crate::optim::{Float, Rule, StateArray, StateView};
 
@@ -42,11 +42,10 @@ impl Rule for Lion {
         let descent = Descent::new(self.maximize, 0.0);
         let shrink = T::of(1.0 - self.lr * self.weight_decay);
         let (lr, rest1, rest2) = (T::of(self.lr), T::of(1.0 - self.betas.0), T::of(1.0 - self.betas.1));
-        let [average] = state.arrays(["exp_avg"]);
-        pass1(
+        state.pass1(
             p,
             g,
-            average,
+            "exp_avg",
             #[inline(always)]
             move |p, g, m| {
                 let g = descent.of(g, p);

@@ -1,7 +1,7 @@
 //! RAdam.
 
 use crate::Result;
-use crate::optim::arithmetic::{Descent, lerp, pass2, powi};
+use crate::optim::arithmetic::{Descent, lerp, powi};
 use crate::optim::options::{Check, options};
 use crate::optim::{Float, Rule, StateArray, StateView};
 
@@ -65,10 +65,10 @@ impl Rule for RAdam {
         let correction1 = T::of(1.0 - powi(beta1, t));
         let (rest1, beta2, rest2) = (T::of(1.0 - beta1), T::of(beta2), T::of(1.0 - beta2));
         let (lr, eps) = (T::of(self.lr), T::of(self.eps));
-        pass2(
+        state.pass2(
             p,
             g,
-            state.arrays(["exp_avg", "exp_avg_sq"]),
+            ["exp_avg", "exp_avg_sq"],
             #[inline(always)]
             move |p, g, m, v| {
                 let g = descent.of(g, p);

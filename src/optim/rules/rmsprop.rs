@@ -1,7 +1,7 @@
 //! RMSprop.
 
 use crate::Result;
-use crate::optim::arithmetic::{Descent, lerp, pass1, pass2, pass3};
+use crate::optim::arithmetic::{Descent, lerp};
 use crate::optim::options::{Check, options};
 use crate::optim::{Float, Rule, StateArray, StateView};
 
@@ -88,11 +88,10 @@ impl Rule for RmsProp {
         };
         match (self.momentum > 0.0, self.centered) {
             (false, false) => {
-                let [s] = state.arrays(["square_avg"]);
-                pass1(
+                state.pass1(
                     p,
                     g,
-                    s,
+                    "square_avg",
                     #[inline(always)]
                     move |p, g, s| {
                         let g = descent.of(g, p);
@@ -101,10 +100,10 @@ impl Rule for RmsProp {
                     },
                 );
             }
-            (false, true) => pass2(
+            (false, true) => state.pass2(
                 p,
                 g,
-                state.arrays(["square_avg", "grad_avg"]),
+                ["square_avg", "grad_avg"],
                 #[inline(always)]
                 move |p, g, s, mean| {
                     let g = descent.of(g, p);
@@ -112,10 +111,10 @@ impl Rule for RmsProp {
                     plain(p, g, centered_root(g, *s, mean))
                 },
             ),
-            (true, false) => pass2(
+            (true, false) => state.pass2(
                 p,
                 g,
-                state.arrays(["square_avg", "momentum_buffer"]),
+                ["square_avg", "momentum_buffer"],
                 #[inline(always)]
                 move |p, g, s, b| {
                     let g = descent.of(g, p);
@@ -123,10 +122,10 @@ impl Rule for RmsProp {
                     with_momentum(p, g, root(*s), b)
                 },
             ),
-            (true, true) => pass3(
+            (true, true) => state.pass3(
                 p,
                 g,
-                state.arrays(["square_avg", "grad_avg", "momentum_buffer"]),
+                ["square_avg", "grad_avg", "momentum_buffer"],
                 #[inline(always)]
                 move |p, g, s, mean, b| {
                     let g = descent.of(g, p);

@@ -1,7 +1,7 @@
 //! Rprop.
 
 use crate::Result;
-use crate::optim::arithmetic::{Descent, pass2, sign};
+use crate::optim::arithmetic::{Descent, sign};
 use crate::optim::options::{Check, options};
 use crate::optim::{Float, Rule, StateArray, StateView};
 
@@ -60,10 +60,10 @@ impl Rule for Rprop {
                 if x > most { most } else { x }
             }
         };
-        pass2(
+        state.pass2(
             p,
             g,
-            state.arrays(["prev", "step_size"]),
+            ["prev", "step_size"],
             #[inline(always)]
             move |p, g, previous, size| {
                 let mut g = descent.of(g, p);

@@ -1,7 +1,7 @@
 //! Stochastic gradient descent with momentum.
 
 use crate::Result;
-use crate::optim::arithmetic::{Descent, pass0, pass1};
+use crate::optim::arithmetic::{Descent, pass0};
 use crate::optim::options::{Check, options};
 use crate::optim::{Float, Form, Rows, Rule, StateArray, StateView};
 
@@ -72,7 +72,7 @@ impl Rule for Sgd {
         let descent = Descent::new(self.maximize, self.weight_decay);
         let lr = T::of(self.lr);
         if self.momentum == 0.0 {
-            return pass0(
+            return state.pass0(
                 p,
                 g,
                 #[inline(always)]
@@ -80,13 +80,12 @@ impl Rule for Sgd {
             );
         }
         let first = state.is_fresh(BUFFER);
-        let [buffer] = state.arrays([BUFFER]);
         let (momentum, rest) = (T::of(self.momentum), T::of(1.0 - self.dampening));
         let ahead = self.nesterov;
-        pass1(
+        state.pass1(
             p,
             g,
-            buffer,
+            BUFFER,
             #[inline(always)]
             move |p, g, b| {
                 let g = descent.of(g, p);
