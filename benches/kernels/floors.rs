@@ -10,8 +10,12 @@ use rankgrad::optim::Float;
 pub struct Arrays<T> {
     pub p: Vec<T>,
     pub g: Vec<T>,
+    /// The arrays, behind elements that are left out.
     pub states: Vec<Vec<T>>,
 }
+
+/// Arrays begin so many bytes apart within a page: at the same place, loads wait for stores to other arrays, and the floor would be too low.
+const APART: usize = 1536;
 
 impl<T: Float> Arrays<T> {
     pub fn new(n: usize, states: usize) -> Self {
@@ -19,8 +23,12 @@ impl<T: Float> Arrays<T> {
         Self {
             p: filled(1.0),
             g: filled(0.5),
-            states: (0..states).map(|_| filled(0.25)).collect(),
+            states: (0..states).map(|k| vec![T::of(0.25); n + Self::skipped(k)]).collect(),
         }
+    }
+
+    fn skipped(state: usize) -> usize {
+        (state + 1) * APART / size_of::<T>()
     }
 
     /// Bytes that an update of one element reads and writes.
@@ -36,9 +44,10 @@ impl<T: Float> Arrays<T> {
     }
 }
 
-fn slices<T>(states: &mut [Vec<T>]) -> [&mut [T]; 3] {
+/// The state arrays, none in place of those that aren't there.
+pub fn slices<T: Float>(states: &mut [Vec<T>]) -> [&mut [T]; 3] {
     let mut states = states.iter_mut();
-    [(); 3].map(|()| states.next().map_or(&mut [][..], |s| &mut s[..]))
+    [0, 1, 2].map(|k| states.next().map_or(&mut [][..], |s| &mut s[Arrays::<T>::skipped(k)..]))
 }
 
 fn stream<T: Float>(p: &mut [T], g: &[T], a: &mut [T], b: &mut [T], c: &mut [T]) {

@@ -9,7 +9,7 @@ use rankgrad::tensor::{DType, Tensor};
 
 use crate::Best;
 use crate::bench::{Row, is_quick};
-use crate::floors::Arrays;
+use crate::floors::{Arrays, slices};
 
 /// Bytes of the first-level cache that a block takes.
 const BLOCK_BYTES: usize = 24 << 10;
@@ -190,7 +190,7 @@ fn sum<T: Float>(x: &[T]) -> T {
 fn lamb<T: Float>(arrays: &mut Arrays<T>) {
     let half = T::of(0.5);
     let Arrays { p, g, states } = arrays;
-    let [m, v] = &mut states[..] else { return };
+    let [m, v, _] = slices(states);
     for (((&p, &g), m), v) in p.iter().zip(&*g).zip(&mut *m).zip(&mut *v) {
         *m = *m * half + (g + p);
         *v = *v * half + g;

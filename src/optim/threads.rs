@@ -1,11 +1,16 @@
 //! The threads that large updates are spread over: our own, none but those of the caller unless asked for.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use rayon_core::{ThreadPool, ThreadPoolBuilder};
 
 /// Updates of fewer elements stay on the calling thread: waking others takes longer than they save.
 const LARGE: usize = 1 << 17;
+
+/// How long the calling thread looks whether the others are done before it sleeps.
+const PATIENCE: Duration = Duration::from_micros(50);
 
 static STATE: Mutex<State> = Mutex::new(State {
     claims: Vec::new(),
@@ -107,10 +112,20 @@ where
             work(item);
         }
     };
+    let helpers = pool.current_num_threads();
+    let done = AtomicUsize::new(0);
     pool.in_place_scope(|scope| {
-        for _ in 0..pool.current_num_threads() {
-            scope.spawn(|_| share());
+        for _ in 0..helpers {
+            scope.spawn(|_| {
+                share();
+                done.fetch_add(1, Ordering::Release);
+            });
         }
         share();
+        // The others have a piece each to finish, which is less than it takes to sleep and be woken.
+        let start = Instant::now();
+        while done.load(Ordering::Acquire) < helpers && start.elapsed() < PATIENCE {
+            std::hint::spin_loop();
+        }
     });
 }
