@@ -12,6 +12,7 @@
 
 mod calls;
 mod case;
+mod checkpoint;
 mod contexts;
 mod contract;
 mod driver;
@@ -56,6 +57,7 @@ const TOPICS: &[&[Case]] = &[
     training::CASES,
     optimizer::CASES,
     lbfgs::CASES,
+    checkpoint::CASES,
     rules::CASES,
     groups::CASES,
     contract::CASES,
