@@ -44,6 +44,7 @@ fn train(world: &World, dir: &Path) -> Result<()> {
 #[test]
 fn python_reads_a_checkpoint_and_goes_on() {
     let dir = std::env::temp_dir().join(format!("rankgrad-python-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
     rankgrad::local::run(2, |world| world.lead(|world| train(world, &dir))).unwrap();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/checkpoint.py");
     let output = Command::new(python()).arg(script).arg(&dir).output().unwrap();
