@@ -12,6 +12,7 @@
 
 mod calls;
 mod case;
+mod checkpoint;
 mod contexts;
 mod contract;
 mod costs;
@@ -57,6 +58,7 @@ const TOPICS: &[&[Case]] = &[
     training::CASES,
     optimizer::CASES,
     lbfgs::CASES,
+    checkpoint::CASES,
     rules::CASES,
     groups::CASES,
     contract::CASES,

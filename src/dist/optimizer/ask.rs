@@ -13,7 +13,7 @@ use crate::{Error, ErrorKind, OwnerFailure, Result};
 
 /// How an owner is asked.
 #[derive(Debug, Clone, Copy, Default)]
-pub(in crate::dist) struct Asking {
+pub(crate) struct Asking {
     pub turn: Turn,
     pub gradients_of: Option<ContextId>,
     pub limit: Option<Duration>,
@@ -23,7 +23,7 @@ pub(in crate::dist) struct Asking {
 
 impl Asking {
     /// In the owner's queue of steps.
-    pub(in crate::dist) const QUEUED: Self = Asking {
+    pub(crate) const QUEUED: Self = Asking {
         turn: Turn::Take,
         gradients_of: None,
         limit: None,
@@ -32,13 +32,13 @@ impl Asking {
 }
 
 /// Owners that were asked, and what it takes to hear their answers.
-pub(in crate::dist) type Asked = SmallVec<[(u32, Result<Call>); 1]>;
+pub(crate) type Asked = SmallVec<[(u32, Result<Call>); 1]>;
 
 /// What each of them answered.
-pub(in crate::dist) type Answers<R> = SmallVec<[(u32, Result<R>); 1]>;
+pub(crate) type Answers<R> = SmallVec<[(u32, Result<R>); 1]>;
 
 /// Asks an owner.
-pub(in crate::dist) fn ask<A, R>(
+pub(crate) fn ask<A, R>(
     caller: &Caller,
     owner: u32,
     f: Remote<A, R>,
@@ -99,7 +99,7 @@ impl DistributedOptimizer {
 }
 
 /// What each owner answers, in the order asked. Blocks until all have.
-pub(in crate::dist) fn collect<R: DeserializeOwned>(asked: Asked) -> Answers<R> {
+pub(crate) fn collect<R: DeserializeOwned>(asked: Asked) -> Answers<R> {
     asked.into_iter().map(|(rank, call)| (rank, call.and_then(answer))).collect()
 }
 
@@ -111,7 +111,7 @@ pub(super) fn answer<R: DeserializeOwned>(call: Call) -> Result<R> {
 }
 
 /// All results, or every failure. With `applies`, an owner that hasn't answered in time may have done what it was asked.
-pub(in crate::dist) fn gather<R>(operation: impl Operation, results: Answers<R>, applies: bool) -> Result<Vec<R>> {
+pub(crate) fn gather<R>(operation: impl Operation, results: Answers<R>, applies: bool) -> Result<Vec<R>> {
     if results.iter().all(|r| r.1.is_ok()) {
         return results.into_iter().map(|r| r.1).collect();
     }
@@ -140,7 +140,7 @@ pub(in crate::dist) fn gather<R>(operation: impl Operation, results: Answers<R>,
 }
 
 /// What was asked for, in words that only an error needs.
-pub(in crate::dist) trait Operation {
+pub(crate) trait Operation {
     fn name(self) -> String;
 }
 
@@ -157,7 +157,7 @@ impl<F: FnOnce() -> String> Operation for F {
 }
 
 /// In a first round, an owner that succeeds has updated nothing.
-pub(in crate::dist) fn without_updates(error: Error) -> Error {
+pub(crate) fn without_updates(error: Error) -> Error {
     match error.kind().clone() {
         ErrorKind::Owners {
             operation,
