@@ -75,6 +75,8 @@ pub struct Settings {
     pub blas_threads: usize,
     /// Whether the service thread is bound to a processing unit of its own where there is room (`RANKGRAD_PIN`).
     pub pin: bool,
+    /// Whether each rank watches the next one, so that a death ends the job whatever the launcher does about it (`RANKGRAD_WATCH`).
+    pub watch: bool,
 }
 
 impl Default for Settings {
@@ -97,6 +99,7 @@ impl Default for Settings {
             compute_threads: 1,
             blas_threads: 1,
             pin: true,
+            watch: true,
         }
     }
 }

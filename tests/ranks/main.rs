@@ -14,6 +14,7 @@ mod calls;
 mod case;
 mod contexts;
 mod contract;
+mod deaths;
 mod driver;
 mod errors;
 mod failure;
@@ -64,6 +65,7 @@ const TOPICS: &[&[Case]] = &[
     start::CASES,
     progress::CASES,
     failure::CASES,
+    deaths::CASES,
     liveness::CASES,
     stress::CASES,
     torch_contexts::CASES,
