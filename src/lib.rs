@@ -10,6 +10,7 @@
 #![warn(unreachable_pub)]
 
 pub mod autograd;
+pub mod checkpoint;
 pub mod config;
 pub mod dist;
 mod error;
@@ -33,7 +34,7 @@ mod wire;
 mod world;
 
 pub use dist::{BackwardOptions, Context, DistributedLbfgs, DistributedOptimizer, Mode, ParameterCalls, StepReport};
-pub use error::{Error, ErrorKind, OwnerFailure, Result};
+pub use error::{CheckpointFault, Error, ErrorKind, OwnerFailure, Result};
 pub use protocol::{ContextId, OptimizerId, RefId, ValueId};
 pub use rpc::{Calls, Future, Scope};
 pub use rref::{Fetch, RRef};

@@ -28,7 +28,7 @@ mod table;
 pub use clip::{Clip, Norm};
 pub use float::Float;
 pub use in_backward::{InBackward, InBackwardOptimizers, optimizer_in_backward, optimizers_in_backward};
-pub(crate) use lbfgs::{Ask, Direction, Driver, Gathered, Part, Slope, Vectors, add};
+pub(crate) use lbfgs::{Ask, Direction, Driver, DriverState, Gathered, Part, Slope, Vectors, add};
 pub use lbfgs::{Lbfgs, LbfgsOptimizer, LbfgsReport, LbfgsStop, LineSearch};
 pub use optimizer::{Checked, Optimizer, ParameterReport};
 pub use rule::{Form, Rows, Rule, StateArray};
