@@ -12,6 +12,7 @@
 
 mod calls;
 mod case;
+mod cluster;
 mod contexts;
 mod contract;
 mod deaths;
@@ -66,6 +67,7 @@ const TOPICS: &[&[Case]] = &[
     progress::CASES,
     failure::CASES,
     deaths::CASES,
+    cluster::CASES,
     liveness::CASES,
     stress::CASES,
     torch_contexts::CASES,
