@@ -140,7 +140,7 @@ fn a_save_that_dies_at_any_byte_leaves_the_last_whole_one() {
                 assert_eq!(fs::read_dir(&dying).unwrap().count(), 1, "remains of what died");
                 fs::remove_dir_all(&dying).unwrap();
             }
-            assert!(old > 100 && new > 3, "{old} {new}");
+            assert!(old > 100 && new >= 2, "{old} {new}");
         }
         model.optimizer.set_lr(0.5)
     });

@@ -12,6 +12,7 @@
 
 mod calls;
 mod case;
+mod checkpoint;
 mod cluster;
 mod contexts;
 mod contract;
@@ -58,6 +59,7 @@ const TOPICS: &[&[Case]] = &[
     training::CASES,
     optimizer::CASES,
     lbfgs::CASES,
+    checkpoint::CASES,
     rules::CASES,
     groups::CASES,
     contract::CASES,
