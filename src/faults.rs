@@ -77,7 +77,7 @@ impl Decoded {
     }
 
     fn frame(&mut self, frame: Frame) {
-        let (message, slots, bytes) = match wire::parse_header(&frame.header) {
+        let (message, slots, bytes) = match wire::parse_header(frame.header) {
             Ok(parsed) => parsed,
             Err(e) => return self.errors.push(e),
         };

@@ -1,8 +1,10 @@
 //! What a rank keeps of a distributed autograd context: the tensors it sent, the gradients it accumulated, the engine at work.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+
+use rustc_hash::FxHashMap;
 
 use crate::autograd::{self, Edge, Key, LeafHooks, LeafSink};
 use crate::mutant::{self, Mutant};
@@ -50,7 +52,7 @@ struct Sent {
     name: String,
 }
 
-type Gradients = HashMap<u64, (Arc<Leaf>, Gradient)>;
+type Gradients = FxHashMap<u64, (Arc<Leaf>, Gradient)>;
 
 #[derive(Default)]
 struct Engine {

@@ -204,7 +204,7 @@ impl World {
         let late = self.frames().find(|f| {
             !f.again
                 && !matches!(
-                    crate::wire::parse_header(&f.header),
+                    crate::wire::parse_header(f.header.clone()),
                     Ok((Message::Wave { .. }, ..)) | Ok((Message::Quiet { .. }, ..))
                 )
         });

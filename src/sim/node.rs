@@ -221,7 +221,7 @@ impl Sim {
             segments,
             ..
         } = frame;
-        let (message, slots, bytes) = match wire::parse_header(&header) {
+        let (message, slots, bytes) = match wire::parse_header(header) {
             Ok(parsed) => parsed,
             Err(e) => return self.world().checks.violate(|| format!("a header can't be read: {e}")),
         };

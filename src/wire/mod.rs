@@ -9,7 +9,7 @@ mod kind;
 mod tensor;
 
 use std::any::Any;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::thread::LocalKey;
 
@@ -71,7 +71,12 @@ struct Decoder {
     handles: Vec<(RefId, Handle)>,
 }
 
+/// A buffer that grew larger isn't kept.
+const SPARE_BYTES: usize = 1 << 16;
+
 thread_local! {
+    /// An empty buffer to encode into.
+    static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
     static ENCODER: RefCell<Option<Encoder>> = const { RefCell::new(None) };
     static DECODER: RefCell<Option<Decoder>> = const { RefCell::new(None) };
 }
@@ -111,7 +116,7 @@ pub(crate) fn encode(record: bool, write: impl FnOnce(&mut Vec<u8>) -> Result<()
             ..Encoder::default()
         },
     );
-    let mut bytes = Vec::new();
+    let mut bytes = SPARE.take();
     write(&mut bytes)?;
     let mut encoded = current.take().unwrap_or_default().encoded;
     encoded.payload.bytes = bytes;
@@ -192,7 +197,10 @@ fn boundary(crossing: CrossingId, payload: &Payload) -> Result<Arc<Node>> {
 pub(crate) fn header(message: &Message, payload: &mut Payload) -> Result<Vec<u8>> {
     let head = Vec::with_capacity(64 + payload.bytes.len());
     let mut head = postcard::to_extend(&(message, &payload.slots), head).map_err(|e| refused("a message", e))?;
-    head.append(&mut payload.bytes);
+    head.append(&mut payload.bytes); // leaves its memory
+    if payload.bytes.capacity() <= SPARE_BYTES {
+        SPARE.set(std::mem::take(&mut payload.bytes));
+    }
     Ok(head)
 }
 
@@ -200,9 +208,11 @@ pub(crate) fn header(message: &Message, payload: &mut Payload) -> Result<Vec<u8>
 ///
 /// # Errors
 /// [`ErrorKind::Decode`] if it is none.
-pub(crate) fn parse_header(header: &[u8]) -> Result<(Message, Vec<u32>, Vec<u8>)> {
-    let ((message, slots), rest) = postcard::take_from_bytes(header).map_err(|e| decode_error(format!("message: {e}")))?;
-    Ok((message, slots, rest.to_vec()))
+pub(crate) fn parse_header(mut header: Vec<u8>) -> Result<(Message, Vec<u32>, Vec<u8>)> {
+    let ((message, slots), rest) = postcard::take_from_bytes(&header).map_err(|e| decode_error(format!("message: {e}")))?;
+    let start = header.len() - rest.len();
+    header.drain(..start);
+    Ok((message, slots, header))
 }
 
 /// Leaves a reference with the encoder.

@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 pub use builder::Builder;
 pub use signals::{REQUEUE, Signal};
 
-use crate::dist::{Context, Counters, Tables, rank_counters};
+use crate::dist::{Context, Counters, rank_counters};
 use crate::rpc::{Caller, Calls};
 use crate::runtime::{Runtime, Windowed};
 use crate::{Error, ErrorKind, Result};
@@ -250,8 +250,4 @@ impl Drop for World {
             log::error!("rank {}: the end of a world that was dropped: {e}", self.rank());
         }
     }
-}
-
-pub(crate) fn tables_as_state(tables: &Arc<Tables>) -> (TypeId, Arc<dyn Any + Send + Sync>) {
-    (TypeId::of::<Tables>(), Arc::clone(tables) as Arc<dyn Any + Send + Sync>)
 }

@@ -1,10 +1,10 @@
 //! The part of an optimizer that lives on an owner, and what its client asks of it.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
 use super::changes::ChangedOptions;
@@ -31,7 +31,7 @@ const HEAVY_SECONDS: f64 = 1e-4;
 pub(crate) struct OwnerOptimizer {
     part: Mutex<Part>,
     /// First rounds whose second hasn't come, by number; and numbers of those that were cancelled before they came themselves.
-    tickets: Mutex<HashMap<u64, Ticket>>,
+    tickets: Mutex<FxHashMap<u64, Ticket>>,
     /// Whether its next step may take long; until one was fast, it may.
     heavy: AtomicBool,
     /// Owners that it passes steps on to; none until it was told.
@@ -324,7 +324,7 @@ fn recordings(runtime: &Runtime, contexts: impl Iterator<Item = ContextId>) -> R
 fn apply(scope: &Scope, owner: &OwnerOptimizer, part: &mut Part, checked: Checked, norm: Norm, start: Instant) -> Result<OwnerReport> {
     let parameters = part.optimizer.apply(checked)?;
     let tables = Tables::of(&scope.caller().runtime)?;
-    parameters.iter().for_each(|report| tables.count_update(report));
+    parameters.iter().for_each(|report| tables.updates.count(report));
     let report = part.report(scope.rank(), parameters, norm, start);
     let heavy = part.elements > HEAVY_ELEMENTS || report.seconds > HEAVY_SECONDS;
     owner.heavy.store(heavy, Ordering::Relaxed);
