@@ -6,7 +6,7 @@ use std::time::Duration;
 use rankgrad::prelude::*;
 
 use crate::case::{Case, Expect};
-use crate::{Outcome, ok};
+use crate::{Outcome, launcher_rank, ok};
 
 remote! {
     fn last_call(scope: &Scope, signal: String) -> Result<()> {
@@ -65,6 +65,19 @@ fn last_rank_dies() -> Outcome {
     ok(world.finish())
 }
 
+/// The process exits while another of its threads is inside MPI's start.
+fn exits_inside_the_start() -> Outcome {
+    if launcher_rank() == 1 {
+        std::thread::spawn(|| {
+            std::thread::sleep(Duration::from_millis(30));
+            std::process::exit(0)
+        });
+    }
+    let world = World::init()?;
+    world.serve()?;
+    ok(world.finish())
+}
+
 /// What goes wrong comes from the case's variables.
 #[cfg(feature = "faults")]
 fn plain() -> Outcome {
@@ -76,8 +89,9 @@ fn plain() -> Outcome {
 const fn hidden(name: &'static str, stderr: &'static [&'static str], run: fn() -> Outcome) -> Case {
     Case {
         ranks: &[2, 4],
-        limit: 30,
-        expect: Expect::Fails { within: 10, stderr },
+        limit: 60,
+        // From the launch on. The launcher must also end shells that are stopped, and takes seconds for it.
+        expect: Expect::Fails { within: 20, stderr },
         hides: true,
         ..Case::new(name, run)
     }
@@ -123,6 +137,14 @@ pub const CASES: &[Case] = &[
         &["has died", "was waiting for the end"],
         last_rank_dies,
     ),
+    Case {
+        hides: false,
+        ..hidden(
+            "deaths::an_exit_during_the_start",
+            &["rank 1 exits while its world is open"],
+            exits_inside_the_start,
+        )
+    },
     #[cfg(feature = "faults")]
     killed(
         "deaths::inside_the_start",
