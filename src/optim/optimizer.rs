@@ -1,7 +1,7 @@
 //! The optimizer of one rank: parameters, their groups, and their state.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use ndarray::{ArcArray, IxDyn};
 use serde::{Deserialize, Serialize};
@@ -10,8 +10,10 @@ use serde_json::{Value, json};
 use super::clip::{clamped, is_finite, scaled};
 use super::erased::{ErasedRule, Taken};
 use super::spec::changed;
+use super::sweep::Sweep;
+use super::view::After;
 use super::{Float, Form, Norm, OptimizerSpec, ParameterState, Rows, StateView};
-use crate::tensor::{DType, Data, Element, Gradient, Leaf, RowSparse, Tensor, Updated};
+use crate::tensor::{DType, Data, Gradient, Leaf, RowSparse, Tensor, Updated};
 use crate::{Error, ErrorKind, Result};
 
 /// What a step did to one parameter.
@@ -33,19 +35,22 @@ pub struct ParameterReport {
 #[derive(Debug, Clone)]
 pub struct Checked {
     gradients: Vec<Option<Gradient>>,
-    norms: Vec<Option<f64>>,
+    kind: Norm,
+    /// Computed when they are asked for; else by the update, which has the gradients at hand.
+    norms: OnceLock<Vec<Option<f64>>>,
 }
 
 impl Checked {
     /// Norm of each parameter's gradient; `None` without one.
     pub fn norms(&self) -> &[Option<f64>] {
-        &self.norms
+        let of = |g: &Option<Gradient>| g.as_ref().map(|g| self.kind.of(g));
+        self.norms.get_or_init(|| self.gradients.iter().map(of).collect())
     }
 
     /// Places of the parameters whose gradient has an element that is infinite or NaN.
     pub fn not_finite(&self) -> Vec<usize> {
         // A finite norm is one of finite elements; another one may be too large for a number.
-        let suspects = self.norms.iter().zip(&self.gradients).enumerate();
+        let suspects = self.norms().iter().zip(&self.gradients).enumerate();
         suspects
             .filter(|(_, (norm, _))| norm.is_some_and(|n| !n.is_finite()))
             .filter(|(_, (_, gradient))| gradient.as_ref().is_some_and(|g| !is_finite(g)))
@@ -56,12 +61,14 @@ impl Checked {
     /// Multiplies all gradients by a number. The norms stay those before.
     pub fn scale(&mut self, factor: f64) {
         if factor != 1.0 {
+            self.norms();
             self.gradients.iter_mut().flatten().for_each(|g| *g = scaled(g, factor));
         }
     }
 
     /// Brings all elements between `-max` and `max`. The norms stay those before.
     pub fn clamp(&mut self, max: f64) {
+        self.norms();
         let clamped = |g: Option<Gradient>| g.map(|g| clamped(g, max));
         self.gradients = std::mem::take(&mut self.gradients).into_iter().map(clamped).collect();
     }
@@ -286,11 +293,10 @@ impl Optimizer {
     pub fn step_one(&mut self, parameter: usize, gradient: Gradient) -> Result<ParameterReport> {
         self.known(parameter)?;
         let gradient = self.check_one(parameter, Some(gradient))?;
-        let norm = gradient.as_ref().map(|g| Norm::Two.of(g));
-        self.apply_one(parameter, gradient, norm)
+        self.apply_one(parameter, gradient, Asked::For(Norm::Two))
     }
 
-    /// The first half of a step: checks a gradient for each parameter, computes its norm and allocates all that the second half needs.
+    /// The first half of a step: checks a gradient for each parameter, and allocates all that the second half needs. Norms are of the kind `norm`.
     /// Changes no parameter and no state.
     ///
     /// # Errors
@@ -305,8 +311,11 @@ impl Optimizer {
         }
         let check = |(place, gradient): (usize, Option<Gradient>)| self.check_one(place, gradient);
         let gradients = gradients.into_iter().enumerate().map(check).collect::<Result<Vec<_>>>()?;
-        let norms = gradients.iter().map(|g| g.as_ref().map(|g| norm.of(g))).collect();
-        Ok(Checked { gradients, norms })
+        Ok(Checked {
+            gradients,
+            kind: norm,
+            norms: OnceLock::new(),
+        })
     }
 
     /// The second half of a step: updates each parameter that has a gradient, in order.
@@ -314,14 +323,15 @@ impl Optimizer {
     /// # Errors
     /// As [`Optimizer::check`], and only if options were changed between the two; [`ErrorKind::Argument`] if another optimizer has checked them.
     pub fn apply(&mut self, gradients: Checked) -> Result<Vec<ParameterReport>> {
-        let Checked { gradients, norms } = gradients;
+        let Checked { gradients, kind, norms } = gradients;
         let fits = |(g, p): (&Option<Gradient>, &Parameter)| g.as_ref().is_none_or(|g| g.dtype() == p.dtype && g.shape() == p.shape);
         if gradients.len() != self.len() || !gradients.iter().zip(&self.parameters).all(fits) {
             return Err(argument("apply", "gradients that were checked for other parameters".into()));
         }
-        let each = gradients.into_iter().zip(norms).enumerate();
-        each.map(|(place, (gradient, norm))| self.apply_one(place, gradient, norm))
-            .collect()
+        let norms = norms.into_inner();
+        let norm = |place: usize| norms.as_ref().map_or(Asked::For(kind), |norms| Asked::Known(norms[place]));
+        let each = gradients.into_iter().enumerate();
+        each.map(|(place, gradient)| self.apply_one(place, gradient, norm(place))).collect()
     }
 
     /// State of a parameter; `None` if it was never updated.
@@ -394,10 +404,14 @@ impl Optimizer {
         Ok(Some(gradient))
     }
 
-    fn apply_one(&mut self, place: usize, gradient: Option<Gradient>, norm: Option<f64>) -> Result<ParameterReport> {
+    fn apply_one(&mut self, place: usize, gradient: Option<Gradient>, norm: Asked) -> Result<ParameterReport> {
         let p = &mut self.parameters[place];
         // It may have been frozen since the check.
         let Some(gradient) = gradient.filter(|_| p.leaf.requires_grad()) else {
+            let norm = match norm {
+                Asked::Known(norm) => norm,
+                Asked::For(_) => None,
+            };
             return Ok(ParameterReport {
                 updated: false,
                 rows: None,
@@ -415,13 +429,34 @@ impl Optimizer {
             Gradient::Dense(_) => None,
         };
         let (state, shape) = (p.state.get_or_insert_default(), &p.shape);
+        let elementwise = rule.is_elementwise();
         let panicked = |message| ErrorKind::RulePanic {
             optimizer: rule.name().into(),
             parameter: p.place,
             message,
         };
-        let update = |data: &mut Data| update(rule, data, &gradient, state, shape)?.map_err(|message| panicked(message).into());
-        let (_, Updated { version, in_place }) = p.leaf.update(update)?;
+        let update = |old: Option<&Data>, data: &mut Data| {
+            let updated = match data.dtype() {
+                DType::F32 => update::<f32>(
+                    &|p, g, s| rule.update_f32(p, g, s),
+                    elementwise,
+                    (old, data),
+                    &gradient,
+                    (state, shape),
+                    norm,
+                )?,
+                _ => update::<f64>(
+                    &|p, g, s| rule.update_f64(p, g, s),
+                    elementwise,
+                    (old, data),
+                    &gradient,
+                    (state, shape),
+                    norm,
+                )?,
+            };
+            updated.map_err(|message| panicked(message).into())
+        };
+        let (norm, Updated { version, in_place }) = p.leaf.update_from(update)?;
         Ok(ParameterReport {
             updated: true,
             rows,
@@ -430,6 +465,14 @@ impl Optimizer {
             in_place,
         })
     }
+}
+
+/// The norm of a gradient before it is applied.
+#[derive(Debug, Clone, Copy)]
+enum Asked {
+    Known(Option<f64>),
+    /// It is to be computed with the update.
+    For(Norm),
 }
 
 impl Parameter {
@@ -474,35 +517,54 @@ fn contiguous(mut sparse: RowSparse) -> RowSparse {
     sparse
 }
 
-/// One update of a parameter's values by a gradient in the form that the rule takes, or the text of a panic in the rule.
-fn update(
-    rule: &dyn ErasedRule,
-    data: &mut Data,
+/// A rule's update of one dtype.
+type RuleOn<'a, T> = dyn Fn(&mut [T], Taken<'_, T>, &mut StateView<'_, T>) -> Result<(), String> + Sync + 'a;
+
+/// One update of a parameter's values, which are in `data` or still in `old`, by a gradient in the form that the rule takes. Returns the norm, or the
+/// text of a panic in the rule.
+fn update<T: Float>(
+    rule: &RuleOn<'_, T>,
+    elementwise: bool,
+    (old, data): (Option<&Data>, &mut Data),
     gradient: &Gradient,
-    state: &mut ParameterState,
-    shape: &[usize],
-) -> Result<Result<(), String>> {
+    (state, shape): (&mut ParameterState, &[usize]),
+    norm: Asked,
+) -> Result<Result<Option<f64>, String>> {
     if !data.is_contiguous() {
         *data = data.to_contiguous();
     }
-    Ok(match data {
-        Data::F32(p) => rule.update_f32(slice_mut(p)?, taken(gradient)?, &mut StateView::new(state, shape)),
-        _ => rule.update_f64(
-            slice_mut(f64::peek_mut(data)?)?,
-            taken(gradient)?,
-            &mut StateView::new(state, shape),
-        ),
-    })
-}
-
-fn taken<T: Float>(gradient: &Gradient) -> Result<Taken<'_, T>> {
-    Ok(match gradient {
-        Gradient::Dense(data) => Taken::Dense(slice(T::peek(data)?)?),
-        Gradient::Sparse(RowSparse { rows, values, .. }) => Taken::Rows(Rows {
-            rows,
-            values: slice(T::peek(values)?)?,
-        }),
-    })
+    let old = old.map(Data::to_contiguous);
+    let (p, view) = (slice_mut(T::peek_mut(data)?)?, state.view(shape));
+    let old = old.as_ref().map(|old| slice(T::peek(old)?)).transpose()?;
+    let (norm, wanted) = match (norm, gradient) {
+        (Asked::Known(norm), _) => (norm, None),
+        (Asked::For(norm), Gradient::Sparse(_)) => (Some(norm.of(gradient)), None),
+        (Asked::For(norm), Gradient::Dense(_)) => (None, Some(norm)),
+    };
+    let updated = match gradient {
+        Gradient::Dense(data) => {
+            let sweep = Sweep {
+                p,
+                old,
+                g: slice(T::peek(data)?)?,
+                state: view,
+                norm: wanted,
+            };
+            sweep.run(elementwise, |p, g, state| rule(p, Taken::Dense(g), state))
+        }
+        Gradient::Sparse(RowSparse { rows, values, .. }) => {
+            let values = slice(T::peek(values)?)?;
+            let mut view = view;
+            if let Some(old) = old {
+                p.copy_from_slice(old);
+            }
+            rule(p, Taken::Rows(Rows { rows, values }), &mut view).map(|()| (None, view.after()))
+        }
+    };
+    Ok(updated.map(|(swept, after): (Option<f64>, After)| {
+        state.settle(&after);
+        norm.or(swept)
+    }))
 }
 
 fn slice<T>(array: &ArcArray<T, IxDyn>) -> Result<&[T]> {

@@ -200,11 +200,20 @@ impl Leaf {
     /// What `f` returns. Out of place, nothing changed then; in place, what `f` wrote before it failed stays.
     /// [`ErrorKind::Shape`] when `f` put values of another dtype or shape there, which are dropped (in place, zeros are left).
     pub fn update<R>(&self, f: impl FnOnce(&mut Data) -> Result<R>) -> Result<(R, Updated)> {
+        self.rewrite(Data::deep_copy, |_, data| f(data))
+    }
+
+    /// As [`update`](Self::update), but out of place `f` gets the old values beside zeros of their shape, so that it copies them as it goes.
+    pub(crate) fn update_from<R>(&self, f: impl FnOnce(Option<&Data>, &mut Data) -> Result<R>) -> Result<(R, Updated)> {
+        self.rewrite(|old| Data::zeros(old.dtype(), old.shape()), f)
+    }
+
+    fn rewrite<R>(&self, fresh: impl FnOnce(&Data) -> Data, f: impl FnOnce(Option<&Data>, &mut Data) -> Result<R>) -> Result<(R, Updated)> {
         let mut cell = self.cell();
         let in_place = cell.data.is_unique();
         let wrong = |data: &Data| shape::mismatch("update", self.spec.shape(), data.shape(), "a leaf keeps its dtype and shape");
         let result = if in_place {
-            let result = f(&mut cell.data);
+            let result = f(None, &mut cell.data);
             if Spec::of(&cell.data) != self.spec {
                 let error = wrong(&cell.data);
                 cell.data = Data::zeros(self.spec.dtype, self.spec.shape());
@@ -213,8 +222,8 @@ impl Leaf {
             }
             result.inspect_err(|_| cell.version += 1)?
         } else {
-            let mut fresh = cell.data.deep_copy();
-            let result = f(&mut fresh)?;
+            let mut fresh = fresh(&cell.data);
+            let result = f(Some(&cell.data), &mut fresh)?;
             if Spec::of(&fresh) != self.spec {
                 return Err(wrong(&fresh));
             }
