@@ -1,6 +1,7 @@
 # make demo    trains a network on handwritten digits over 4 ranks
 # make test    checks everything, under each MPI there is
 # make sim     random programs over simulated ranks; sim-mutants: does it find faults? sim-scale: what costs what on many ranks
+# make slurm-test  submits the scripts of slurm/ to a Slurm on this machine
 # make setup   installs what is missing (Debian, Ubuntu), or says how
 # make lint    formatting and clippy
 # make doc     the documentation, in target/doc
@@ -9,7 +10,7 @@
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
-.PHONY: demo test sim sim-mutants sim-scale setup lint doc bench soak
+.PHONY: demo test slurm-test sim sim-mutants sim-scale setup lint doc bench soak
 
 # Both MPIs may be installed: the build and the launcher must mean the same one.
 CHOOSE := source scripts/mpi; export MPI=$$(mpi_kinds | head -n 1) OPENBLAS_NUM_THREADS=1; export MPICC=$$(mpi_tool mpicc $$MPI);
@@ -21,6 +22,11 @@ demo:
 test:
 	@scripts/setup --quiet --tests
 	@scripts/test
+
+# FILTER=NAME for some of them.
+slurm-test:
+	@scripts/setup --quiet --tests
+	@scripts/slurm/test $(FILTER)
 
 # SEEDS=N for more or fewer, SEED=S for one of them and all that happens in it.
 SEEDS ?= 100000

@@ -41,7 +41,7 @@ pub use protocol::{ContextId, OptimizerId, RefId, ValueId};
 pub use rpc::{Calls, Future, Scope};
 pub use rref::{Fetch, RRef};
 pub use tensor::Tensor;
-pub use world::{Builder, World, local};
+pub use world::{Builder, REQUEUE, Signal, World, local};
 
 /// The programs in the README, compiled and run.
 #[cfg(doctest)]

@@ -13,9 +13,11 @@
 mod calls;
 mod case;
 mod checkpoint;
+mod cluster;
 mod contexts;
 mod contract;
 mod costs;
+mod deaths;
 mod driver;
 mod errors;
 mod failure;
@@ -68,6 +70,8 @@ const TOPICS: &[&[Case]] = &[
     start::CASES,
     progress::CASES,
     failure::CASES,
+    deaths::CASES,
+    cluster::CASES,
     liveness::CASES,
     stress::CASES,
     torch_contexts::CASES,
