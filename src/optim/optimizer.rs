@@ -415,7 +415,7 @@ impl Optimizer {
             }
             for dtype in [DType::F32, DType::F64] {
                 let small = |p: &Parameter| p.group == group && p.dtype == dtype && !p.flat && p.tensor.len() <= flat::SMALL;
-                if self.parameters.iter().filter(|p| small(p)).count() < flat::FEWEST {
+                if !self.parameters.iter().any(&small) {
                     continue;
                 }
                 let mut candidates = Vec::new();

@@ -14,6 +14,7 @@ mod calls;
 mod case;
 mod contexts;
 mod contract;
+mod costs;
 mod driver;
 mod errors;
 mod failure;
@@ -59,6 +60,7 @@ const TOPICS: &[&[Case]] = &[
     rules::CASES,
     groups::CASES,
     contract::CASES,
+    costs::CASES,
     steps::CASES,
     in_backward::CASES,
     start::CASES,
