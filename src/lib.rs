@@ -27,6 +27,7 @@ mod runtime;
 #[cfg(any(test, feature = "sim"))]
 #[doc(hidden)]
 pub mod sim;
+mod spare;
 mod sync;
 pub mod tensor;
 pub mod transport;

@@ -15,6 +15,7 @@ mod case;
 mod checkpoint;
 mod contexts;
 mod contract;
+mod costs;
 mod driver;
 mod errors;
 mod failure;
@@ -61,6 +62,7 @@ const TOPICS: &[&[Case]] = &[
     rules::CASES,
     groups::CASES,
     contract::CASES,
+    costs::CASES,
     steps::CASES,
     in_backward::CASES,
     start::CASES,
