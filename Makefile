@@ -6,10 +6,11 @@
 # make lint    formatting and clippy
 # make doc     the documentation, in target/doc
 # make bench   measures, and writes bench/*.json
+# make soak    trains for ten minutes while ranks are killed, and compares the history (SOAK_SECONDS=N for more or less)
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
-.PHONY: demo test slurm-test sim sim-mutants sim-scale setup lint doc bench
+.PHONY: demo test slurm-test sim sim-mutants sim-scale setup lint doc bench soak
 
 # Both MPIs may be installed: the build and the launcher must mean the same one.
 CHOOSE := source scripts/mpi; export MPI=$$(mpi_kinds | head -n 1) OPENBLAS_NUM_THREADS=1; export MPICC=$$(mpi_tool mpicc $$MPI);
@@ -45,7 +46,11 @@ lint:
 	@$(CHOOSE) cargo fmt --check && cargo clippy --all-targets --features sim -- -D warnings
 
 bench:
-	@$(CHOOSE) cargo bench --bench step --bench kernels
+	@$(CHOOSE) cargo bench --bench step --bench kernels --bench checkpoint
+
+SOAK_SECONDS ?= 600
+soak:
+	@$(CHOOSE) cargo build --release --example soak && scripts/soak $(SOAK_SECONDS)
 
 doc:
 	@$(CHOOSE) RUSTDOCFLAGS="-D warnings" cargo doc --no-deps

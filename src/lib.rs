@@ -5,7 +5,7 @@
 //! [`DistributedOptimizer`] updates each parameter on the rank that owns it. See [`World`] for a whole program.
 //!
 //! Rooms, from the ground up: [`tensor`], [`autograd`], [`optim`] know nothing of ranks; `wire`, `protocol` and [`transport`] make messages of them;
-//! `runtime`, [`rpc`] and [`dist`] make them work for a program. `docs/design.md` in the repository says why.
+//! `runtime`, [`rpc`] and [`dist`] make them work for a program; [`checkpoint`] saves it. `docs/design.md` in the repository says why.
 
 #![warn(unreachable_pub)]
 
@@ -27,12 +27,14 @@ mod runtime;
 #[cfg(any(test, feature = "sim"))]
 #[doc(hidden)]
 pub mod sim;
+mod spare;
 mod sync;
 pub mod tensor;
 pub mod transport;
 mod wire;
 mod world;
 
+pub use checkpoint::Checkpoint;
 pub use dist::{BackwardOptions, Context, DistributedLbfgs, DistributedOptimizer, Mode, ParameterCalls, StepReport};
 pub use error::{CheckpointFault, Error, ErrorKind, OwnerFailure, Result};
 pub use protocol::{ContextId, OptimizerId, RefId, ValueId};

@@ -77,8 +77,8 @@ impl Checkpoint {
     /// Saves a step in a folder of its own within `dir`, and returns when it is on the disk. Targeted: asks all owners of what is saved; blocks until all
     /// have written their shards. All owners must see the folder under the same name.
     ///
-    /// Each owner takes a snapshot between two steps; steps that this thread has made are in it, of steps that others make meanwhile some owners may have
-    /// more than others. Owners write a shard each, at the same time. The manifest comes last: before, the checkpoint isn't there. A step that was
+    /// Each owner takes a snapshot between two steps. Steps that have returned are in it; of steps that go on meanwhile, of other clients or threads, some
+    /// owners may have more than others. Owners write a shard each, at the same time. The manifest comes last: before, the checkpoint isn't there. A step that was
     /// saved before is replaced at that moment.
     ///
     /// # Errors

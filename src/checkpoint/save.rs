@@ -14,8 +14,8 @@ use super::manifest::{self, FORMAT, Manifest};
 use super::names::Names;
 use super::shard::{Take, Written, shard_written, take_snapshot};
 use super::table::Table;
-use crate::dist::{Asking, OwnerPart, Saveable, ask, collect, gather};
-use crate::rpc::{Call, Caller};
+use crate::dist::{Asked, Asking, OwnerPart, Saveable, ask, collect, gather};
+use crate::rpc::Caller;
 use crate::rref::RRef;
 use crate::runtime::{Windowed, lock};
 use crate::tensor::Tensor;
@@ -183,7 +183,7 @@ struct Begun {
     number: u64,
     dir: PathBuf,
     folder: PathBuf,
-    asked: Vec<(u32, Result<Call>)>,
+    asked: Asked,
     manifest: Manifest,
     keep: Option<usize>,
     _in_use: InUse,
@@ -312,7 +312,7 @@ impl Begun {
             let write = |bytes: &mut Vec<u8>| crate::wire::write(&(take,), bytes);
             (owner, ask(&caller, owner, take_snapshot(), &Asking::QUEUED, write))
         });
-        let asked: Vec<_> = asked.collect();
+        let asked: Asked = asked.collect();
         let taken = gather("checkpoint: snapshot", collect::<()>(asked), false);
         // Also of those that have one if others have not: so they forget it.
         let owners = manifest.shards.iter().map(|shard| shard.owner);
@@ -378,7 +378,7 @@ impl Begun {
 
     /// Removes what was written, once no owner writes any more.
     fn give_up(self) {
-        let _: Vec<(u32, Result<Written>)> = collect(self.asked);
+        drop(collect::<Written>(self.asked));
         let ending = format!("-{:016x}.safetensors", self.number);
         let files = self.manifest.shards.iter().map(|shard| &shard.file);
         let files = files.filter(|file| file.ends_with(&ending)).map(|file| self.folder.join(file));

@@ -233,7 +233,7 @@ impl Parts {
         };
         let results = collect(asked.collect()).into_iter();
         gather(
-            &format!("{}: {what}", Lbfgs::NAME),
+            || format!("{}: {what}", Lbfgs::NAME),
             results.map(|(owner, result)| (owner, created(result))).collect(),
             applies,
         )

@@ -34,6 +34,9 @@ pub(super) enum Taken<'a, T> {
     Rows(Rows<'a, T>),
 }
 
+/// A rule's update of one dtype.
+pub(super) type RuleOn<'a, T> = dyn Fn(&mut [T], Taken<'_, T>, &mut StateView<'_, T>) -> Result<(), String> + Sync + 'a;
+
 impl<R: Rule> ErasedRule for R {
     fn name(&self) -> &'static str {
         R::NAME

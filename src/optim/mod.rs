@@ -12,6 +12,7 @@
 pub mod arithmetic;
 mod clip;
 mod erased;
+mod flat;
 mod float;
 pub mod in_backward;
 mod lbfgs;

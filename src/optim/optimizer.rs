@@ -8,11 +8,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::clip::{clamped, is_finite, scaled};
-use super::erased::{ErasedRule, Taken};
+use super::erased::{ErasedRule, RuleOn, Taken};
+use super::flat::{self, Candidate, FlatGroup, each};
 use super::spec::changed;
 use super::sweep::Sweep;
 use super::view::After;
-use super::{Float, Form, Norm, OptimizerSpec, ParameterState, Rows, StateView};
+use super::{Float, Form, Norm, OptimizerSpec, ParameterState, Rows};
 use crate::tensor::{DType, Data, Gradient, Leaf, RowSparse, Tensor, Updated};
 use crate::{Error, ErrorKind, Result};
 
@@ -29,6 +30,17 @@ pub struct ParameterReport {
     pub version: u64,
     /// Whether the update wrote over the old values, because nobody else held them.
     pub in_place: bool,
+}
+
+impl ParameterReport {
+    /// That nothing was done, of a parameter that was never updated.
+    const NOTHING: Self = Self {
+        updated: false,
+        rows: None,
+        norm: None,
+        version: 0,
+        in_place: false,
+    };
 }
 
 /// Gradients that an [`Optimizer`] has checked, each in the form that its rule takes, with their norms. Made by [`Optimizer::check`].
@@ -96,6 +108,10 @@ impl Checked {
 pub struct Optimizer {
     groups: Vec<OptimizerSpec>,
     parameters: Vec<Parameter>,
+    /// Small parameters that are updated together, with their state.
+    flats: Vec<FlatGroup>,
+    /// Whether it was looked for such since parameters or state were changed.
+    flattened: bool,
 }
 
 #[derive(Debug)]
@@ -107,7 +123,10 @@ struct Parameter {
     dtype: DType,
     shape: Vec<usize>,
     group: usize,
+    /// Not that of a member of a flat group.
     state: Option<ParameterState>,
+    /// Whether it is a member of a flat group.
+    flat: bool,
     /// Whether `state` has all that the group's options need.
     prepared: bool,
 }
@@ -131,6 +150,8 @@ impl Optimizer {
         Self {
             groups: vec![],
             parameters: vec![],
+            flats: Vec::new(),
+            flattened: false,
         }
     }
 
@@ -145,11 +166,13 @@ impl Optimizer {
             shape,
             group: 0,
             state,
+            flat: false,
             prepared: false,
         };
         Self {
             groups: vec![spec],
             parameters: vec![parameter],
+            ..Self::empty()
         }
     }
 
@@ -212,9 +235,11 @@ impl Optimizer {
                 shape,
                 group: self.groups.len(),
                 state: None,
+                flat: false,
                 prepared: false,
             });
         }
+        self.dissolve();
         self.parameters.extend(added);
         self.groups.push(spec);
         Ok(self.groups.len() - 1)
@@ -223,6 +248,7 @@ impl Optimizer {
     /// Removes the group that was added last, with its parameters and their state. The first one stays.
     pub(crate) fn remove_last_group(&mut self) {
         if self.groups.len() > 1 {
+            self.dissolve();
             self.groups.pop();
             self.parameters.retain(|p| p.group < self.groups.len());
         }
@@ -268,6 +294,10 @@ impl Optimizer {
     pub fn set_options(&mut self, group: Option<usize>, options: &Value) -> Result<()> {
         let (places, specs) = changed(&self.groups, group, options)?;
         self.groups.splice(places.clone(), specs);
+        let fit = |flat: &FlatGroup| each!(flat, flat => flat.fits(self.groups[flat.group].rule()));
+        if self.flats.is_empty() || !self.flats.iter().all(fit) {
+            self.dissolve();
+        }
         self.parameters
             .iter_mut()
             .filter(|p| places.contains(&p.group))
@@ -292,6 +322,7 @@ impl Optimizer {
     /// As [`Optimizer::check`]; nothing is changed then.
     pub fn step_one(&mut self, parameter: usize, gradient: Gradient) -> Result<ParameterReport> {
         self.known(parameter)?;
+        self.dissolve();
         let gradient = self.check_one(parameter, Some(gradient))?;
         self.apply_one(parameter, gradient, Asked::For(Norm::Two))
     }
@@ -329,15 +360,133 @@ impl Optimizer {
             return Err(argument("apply", "gradients that were checked for other parameters".into()));
         }
         let norms = norms.into_inner();
-        let norm = |place: usize| norms.as_ref().map_or(Asked::For(kind), |norms| Asked::Known(norms[place]));
-        let each = gradients.into_iter().enumerate();
-        each.map(|(place, gradient)| self.apply_one(place, gradient, norm(place))).collect()
+        let mut reports = vec![ParameterReport::NOTHING; self.len()];
+        self.flatten();
+        if !self.take_flat(|place, _| gradients[place].as_ref()) {
+            self.dissolve();
+            self.flattened = true; // until something changes
+        }
+        self.step_flat(kind, &mut reports)?;
+        for (place, gradient) in gradients.into_iter().enumerate() {
+            let known = norms.as_ref().map(|norms| norms[place]);
+            if !self.parameters[place].flat {
+                reports[place] = self.apply_one(place, gradient, known.map_or(Asked::For(kind), Asked::Known))?;
+            } else if let Some(known) = known {
+                reports[place].norm = known;
+            }
+        }
+        Ok(reports)
+    }
+
+    /// One step of an optimizer all of whose parameters are small, with gradients that are lent by their leaves' ids: the quick way of [`check`](Self::check) and
+    /// [`apply`](Self::apply). `None` if it isn't for these parameters or gradients; nothing is changed then.
+    ///
+    /// # Errors
+    /// As [`apply`](Self::apply).
+    pub(crate) fn step_lent<'g>(
+        &mut self,
+        gradient: impl Fn(u64) -> Option<&'g Gradient>,
+        norm: Norm,
+    ) -> Result<Option<Vec<ParameterReport>>> {
+        self.flatten();
+        if !self.parameters.iter().all(|p| p.flat) || !self.take_flat(|_, leaf| gradient(leaf.id())) {
+            return Ok(None);
+        }
+        let mut reports = vec![ParameterReport::NOTHING; self.len()];
+        self.step_flat(norm, &mut reports)?;
+        Ok(Some(reports))
+    }
+
+    /// Whether some parameters are members of flat groups.
+    #[cfg(test)]
+    pub(super) fn has_flat(&self) -> bool {
+        !self.flats.is_empty()
+    }
+
+    /// Makes flat groups of small parameters, if that wasn't tried before.
+    fn flatten(&mut self) {
+        if std::mem::replace(&mut self.flattened, true) {
+            return;
+        }
+        for (group, spec) in self.groups.iter().enumerate() {
+            let rule = spec.rule();
+            if !rule.is_elementwise() || !matches!(rule.form(false), Ok(Form::Dense)) {
+                continue;
+            }
+            for dtype in [DType::F32, DType::F64] {
+                let small = |p: &Parameter| p.group == group && p.dtype == dtype && !p.flat && p.tensor.len() <= flat::SMALL;
+                if !self.parameters.iter().any(&small) {
+                    continue;
+                }
+                let mut candidates = Vec::new();
+                for (place, p) in self.parameters.iter_mut().enumerate().filter(|(_, p)| small(p)) {
+                    p.prepare(rule);
+                    candidates.push(Candidate {
+                        place,
+                        leaf: Arc::clone(&p.leaf),
+                        state: p.state.take().unwrap_or_default(),
+                    });
+                }
+                let made = FlatGroup::of(group, dtype, rule, &mut candidates);
+                for candidate in candidates {
+                    self.parameters[candidate.place].state = Some(candidate.state); // none was made of them
+                }
+                let Some(made) = made else { continue };
+                each!(&made, flat => flat.places().for_each(|place| self.parameters[place].flat = true));
+                self.flats.push(made);
+            }
+        }
+    }
+
+    /// Gives each member of a flat group its state back.
+    fn dissolve(&mut self) {
+        for flat in self.flats.drain(..) {
+            for (place, state) in each!(&flat, flat => flat.states().collect::<Vec<_>>()) {
+                let p = &mut self.parameters[place];
+                (p.state, p.flat, p.prepared) = (Some(state), false, false);
+            }
+        }
+        self.flattened = false;
+    }
+
+    /// Takes gradients of members of flat groups; `false` if one can't be.
+    fn take_flat<'g>(&mut self, gradient: impl Fn(usize, &Leaf) -> Option<&'g Gradient>) -> bool {
+        self.flats.iter_mut().all(|flat| each!(flat, flat => flat.take(&gradient)))
+    }
+
+    fn step_flat(&mut self, norm: Norm, reports: &mut [ParameterReport]) -> Result<()> {
+        let Self {
+            flats, groups, parameters, ..
+        } = self;
+        for flat in flats {
+            let (rule, stepped) = match flat {
+                FlatGroup::F32(flat) => {
+                    let rule = groups[flat.group].rule();
+                    (rule, flat.step(&|p, g, s| rule.update_f32(p, g, s), norm, reports)?)
+                }
+                FlatGroup::F64(flat) => {
+                    let rule = groups[flat.group].rule();
+                    (rule, flat.step(&|p, g, s| rule.update_f64(p, g, s), norm, reports)?)
+                }
+            };
+            stepped.map_err(|(place, message)| ErrorKind::RulePanic {
+                optimizer: rule.name().into(),
+                parameter: parameters[place].place,
+                message,
+            })?;
+        }
+        Ok(())
     }
 
     /// State of a parameter; `None` if it was never updated.
-    pub fn state(&self, parameter: usize) -> Option<&ParameterState> {
-        let state = self.parameters.get(parameter)?.state.as_ref();
-        state.filter(|state| state.is_used())
+    pub fn state(&self, parameter: usize) -> Option<ParameterState> {
+        let p = self.parameters.get(parameter)?;
+        let in_flat = || {
+            let state = |flat: &FlatGroup| each!(flat, flat => flat.state(flat.position(parameter)?));
+            self.flats.iter().find_map(state)
+        };
+        let state = if p.flat { in_flat() } else { p.state.clone() };
+        state.filter(ParameterState::is_used)
     }
 
     /// State of a parameter as it is saved: what its rule keeps under its options now. `None` if that is nothing.
@@ -356,6 +505,7 @@ impl Optimizer {
     pub fn load_state(&mut self, parameter: usize, state: ParameterState) -> Result<()> {
         self.known(parameter)?;
         self.check_state(&self.groups[self.parameters[parameter].group], parameter, &state)?;
+        self.dissolve();
         let p = &mut self.parameters[parameter];
         p.state = Some(state);
         p.prepared = false;
@@ -371,6 +521,7 @@ impl Optimizer {
 
     /// Replaces the options of all groups and the state of all parameters, which have been checked.
     pub(crate) fn replace(&mut self, groups: Vec<OptimizerSpec>, states: Vec<Option<ParameterState>>) {
+        self.dissolve();
         self.groups = groups;
         for (p, state) in self.parameters.iter_mut().zip(states) {
             p.state = state;
@@ -380,6 +531,7 @@ impl Optimizer {
 
     /// Forgets the state of every parameter, as if no step had been made. Parameters stay as they are.
     pub fn zero_state(&mut self) {
+        self.dissolve();
         for p in &mut self.parameters {
             p.state = None;
             p.prepared = false;
@@ -400,7 +552,9 @@ impl Optimizer {
         };
         let rule = self.groups[p.group].rule();
         let gradient = p.take(rule, gradient)?;
-        p.prepare(rule);
+        if !p.flat {
+            p.prepare(rule);
+        }
         Ok(Some(gradient))
     }
 
@@ -516,9 +670,6 @@ fn contiguous(mut sparse: RowSparse) -> RowSparse {
     sparse.values = sparse.values.to_contiguous();
     sparse
 }
-
-/// A rule's update of one dtype.
-type RuleOn<'a, T> = dyn Fn(&mut [T], Taken<'_, T>, &mut StateView<'_, T>) -> Result<(), String> + Sync + 'a;
 
 /// One update of a parameter's values, which are in `data` or still in `old`, by a gradient in the form that the rule takes. Returns the norm, or the
 /// text of a panic in the rule.

@@ -62,6 +62,39 @@ impl ParameterState {
         self.scalars.is_empty() && self.arrays().next().is_none()
     }
 
+    /// The elements of an array, in row-major order, and whether no update has used it yet.
+    pub(super) fn elements<T: Float>(&self, name: &str) -> Option<(&[T], bool)> {
+        let array = self.arrays.iter().find(|a| a.name == name)?;
+        Some((T::peek(&array.data).ok()?.as_slice()?, array.fresh))
+    }
+
+    /// The names of all arrays, used or not.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.arrays.iter().map(|a| a.name.as_str())
+    }
+
+    /// A state from copies of its parts; all arrays have this shape.
+    pub(super) fn of_elements<'a, T: Float>(
+        scalars: impl Iterator<Item = (&'a str, f64)>,
+        arrays: impl Iterator<Item = (&'a str, &'a [T], bool)>,
+        shape: &[usize],
+        used: bool,
+    ) -> Option<Self> {
+        let array = |(name, elements, fresh): (&str, &[T], bool)| {
+            let array = ArrayD::from_shape_vec(shape, elements.to_vec()).ok()?;
+            Some(Named {
+                name: name.into(),
+                data: T::wrap(array.into_shared()),
+                fresh,
+            })
+        };
+        Some(Self {
+            scalars: scalars.map(|(name, value)| (name.into(), value)).collect(),
+            arrays: arrays.map(array).collect::<Option<_>>()?,
+            used,
+        })
+    }
+
     pub(super) fn is_used(&self) -> bool {
         self.used
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustc_hash::FxHashMap;
 
@@ -90,6 +90,16 @@ impl std::fmt::Debug for Recording {
     }
 }
 
+/// Gradients that a recording lends.
+pub(crate) struct Lent<'a>(MutexGuard<'a, Gradients>);
+
+impl Lent<'_> {
+    /// The gradient of a leaf.
+    pub(crate) fn gradient(&self, leaf: u64) -> Option<&Gradient> {
+        self.0.get(&leaf).map(|g| &g.1)
+    }
+}
+
 impl Recording {
     pub(crate) fn new(id: ContextId, me: u32) -> Arc<Self> {
         Arc::new(Recording {
@@ -124,6 +134,11 @@ impl Recording {
     /// The gradient of a leaf of this rank, if this context has one.
     pub(crate) fn gradient(&self, leaf: u64) -> Option<Gradient> {
         lock(&self.gradients).get(&leaf).map(|g| g.1.clone())
+    }
+
+    /// The gradients of leaves of this rank, lent; none is added meanwhile.
+    pub(crate) fn lent(&self) -> Lent<'_> {
+        Lent(lock(&self.gradients))
     }
 
     /// Lets go of the graph: hooks in it may hold this recording.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::graph::{self, Edge, Node};
 use super::hooks::{GradientHook, Hooks, PostAccumulateHook};
-use super::{Data, Gradient, HookHandle, Spec, Tensor, shape};
+use super::{Data, Element, Gradient, HookHandle, Spec, Tensor, shape};
 use crate::{ErrorKind, Result};
 
 /// A cell that holds the current values of a parameter, their version, and the gradient gathered for them.
@@ -49,6 +49,44 @@ pub struct Leaf {
 struct Cell {
     data: Data,
     version: u64,
+}
+
+/// A leaf's values, locked.
+pub(crate) struct Locked<'a>(MutexGuard<'a, Cell>);
+
+impl Locked<'_> {
+    pub(crate) fn version(&self) -> u64 {
+        self.0.version
+    }
+
+    /// Copies the values, which are of this type and number.
+    pub(crate) fn read<T: Element>(&self, into: &mut [T]) -> Result<()> {
+        let values = T::peek(&self.0.data)?;
+        match values.as_slice() {
+            Some(values) => into.copy_from_slice(values),
+            None => into.iter_mut().zip(values).for_each(|(to, &value)| *to = value),
+        }
+        Ok(())
+    }
+
+    /// Replaces the values, which are of this type and number: in place if nobody else holds them.
+    pub(crate) fn write<T: Element>(&mut self, values: &[T]) -> Result<Updated> {
+        let cell = &mut *self.0;
+        let in_place = cell.data.is_unique();
+        if !in_place {
+            cell.data = cell.data.deep_copy();
+        }
+        let old = T::peek_mut(&mut cell.data)?;
+        match old.as_slice_mut() {
+            Some(old) => old.copy_from_slice(values),
+            None => old.iter_mut().zip(values).for_each(|(old, &value)| *old = value),
+        }
+        cell.version += 1;
+        Ok(Updated {
+            version: cell.version,
+            in_place,
+        })
+    }
 }
 
 /// What an update of a leaf did.
@@ -133,6 +171,11 @@ impl Leaf {
     /// Dtype and shape, which never change.
     pub(crate) fn spec(&self) -> &Spec {
         &self.spec
+    }
+
+    /// Its shape, which never changes.
+    pub(crate) fn shape(&self) -> &[usize] {
+        self.spec.shape()
     }
 
     pub(crate) fn key(&self) -> &graph::Key {
@@ -238,6 +281,11 @@ impl Leaf {
                 in_place,
             },
         ))
+    }
+
+    /// Its values, for a while alone. Who locks several leaves does so in ascending order of their ids.
+    pub(crate) fn lock(&self) -> Locked<'_> {
+        Locked(self.cell())
     }
 
     /// The gradient gathered so far.

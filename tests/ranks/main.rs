@@ -16,6 +16,7 @@ mod checkpoint;
 mod cluster;
 mod contexts;
 mod contract;
+mod costs;
 mod deaths;
 mod driver;
 mod errors;
@@ -63,6 +64,7 @@ const TOPICS: &[&[Case]] = &[
     rules::CASES,
     groups::CASES,
     contract::CASES,
+    costs::CASES,
     steps::CASES,
     in_backward::CASES,
     start::CASES,

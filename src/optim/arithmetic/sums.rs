@@ -9,6 +9,8 @@ pub(in crate::optim) const BLOCK: usize = 4096;
 const LANES: usize = 8;
 /// The partial sums of a block.
 pub(in crate::optim) type Lanes = [f64; LANES];
+/// Fewer elements aren't worth the choice of an instruction set.
+const SHORT: usize = 64;
 /// Blocks that are summed side by side: additions of one wait for each other, those of several don't.
 const TOGETHER: usize = 4;
 
@@ -90,6 +92,14 @@ pub(in crate::optim) fn fold<T: Float>(
     term: impl Fn(T) -> f64 + Copy,
     combine: impl Fn(f64, f64) -> f64 + Copy,
 ) -> f64 {
+    if x.len() <= SHORT {
+        let [lanes] = side_by_side([x], &term, &combine);
+        return if x.is_empty() {
+            total
+        } else {
+            combine(total, folded(lanes, combine))
+        };
+    }
     for x in x.chunks(TOGETHER * BLOCK) {
         let mut sums = [0.0; TOGETHER];
         let sums = &mut sums[..x.len().div_ceil(BLOCK)];

@@ -19,7 +19,7 @@ const STEPS: u64 = 6;
 const SHAPES: [&[usize]; 2] = [&[67, 71], &[3]];
 
 /// Sets of options, and whether gradients are sparse. Muon has none: its products are the BLAS's.
-fn variants(name: &str) -> Vec<(Value, bool)> {
+pub(super) fn variants(name: &str) -> Vec<(Value, bool)> {
     let dense = |sets: &[Value]| sets.iter().map(|set| (set.clone(), false)).collect::<Vec<_>>();
     let betas = json!([0.8, 0.97]);
     match name {
