@@ -14,7 +14,7 @@ use super::manifest::{self, FORMAT, Manifest};
 use super::names::Names;
 use super::shard::{Take, Written, shard_written, take_snapshot};
 use super::table::Table;
-use crate::dist::{Asked, Asking, OwnerPart, Saveable, ask, collect, gather};
+use crate::dist::{Answers, Asked, Asking, OwnerPart, Saveable, ask, collect, gather};
 use crate::rpc::Caller;
 use crate::rref::RRef;
 use crate::runtime::{Windowed, lock};
@@ -378,7 +378,7 @@ impl Begun {
 
     /// Removes what was written, once no owner writes any more.
     fn give_up(self) {
-        drop(collect::<Written>(self.asked));
+        let _: Answers<Written> = collect(self.asked);
         let ending = format!("-{:016x}.safetensors", self.number);
         let files = self.manifest.shards.iter().map(|shard| &shard.file);
         let files = files.filter(|file| file.ends_with(&ending)).map(|file| self.folder.join(file));

@@ -18,7 +18,7 @@ pub use counters::Counters;
 pub(crate) use executor::Ranks;
 pub use in_backward::DistributedInBackward;
 pub use lbfgs::DistributedLbfgs;
-pub(crate) use optimizer::ask::{Asked, Asking, ask, collect, gather, without_updates};
+pub(crate) use optimizer::ask::{Answers, Asked, Asking, ask, collect, gather, without_updates};
 pub use optimizer::{
     DistributedOptimizer, NotFinite, OwnerReport, ParamGroup, ParameterRef, StepFuture, StepOptions, StepReport, StepSummary,
 };

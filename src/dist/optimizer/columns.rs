@@ -89,11 +89,11 @@ mod tests {
 
     fn report(n: u64) -> ParameterReport {
         ParameterReport {
-            updated: n % 2 == 0,
-            rows: (n % 3 == 0).then_some(n as usize),
-            norm: (n % 5 != 0).then_some(n as f64 * 0.1),
+            updated: n.is_multiple_of(2),
+            rows: n.is_multiple_of(3).then_some(n as usize),
+            norm: (!n.is_multiple_of(5)).then_some(n as f64 * 0.1),
             version: n / 4,
-            in_place: n % 7 == 0,
+            in_place: n.is_multiple_of(7),
         }
     }
 

@@ -77,7 +77,7 @@ impl Both {
     fn gradient(&self, place: usize) -> Option<Gradient> {
         // Some have none now and then, so that their numbers differ from the others'.
         let seed = 100 + 31 * self.steps + place as u64;
-        ((seed + place as u64 / 3) % 5 != 0).then(|| tensor(self.dtype, &shape(place), seed).data().into())
+        (!(seed + place as u64 / 3).is_multiple_of(5)).then(|| tensor(self.dtype, &shape(place), seed).data().into())
     }
 
     /// A step of both; `lent` in the way that lends gradients.
