@@ -2,6 +2,7 @@
 
 use super::comm::Comm;
 use super::incoming::{Incoming, Peers};
+use super::landing::Landed;
 use super::message::{self, Message};
 use super::order::{NUMBER, Order};
 use super::outgoing::Outgoing;
@@ -17,7 +18,7 @@ pub(super) struct Engine {
     pub(super) outgoing: Outgoing,
     bells: Bells,
     ring: Ring,
-    incoming: Incoming,
+    pub(super) incoming: Incoming,
     order: Order,
     batch: usize,
     /// Messages of every kind received from other ranks.
@@ -122,6 +123,13 @@ impl Engine {
         // Also after a message that makes no sense: the inbox goes on.
         ring.next(comm)?;
         handled
+    }
+
+    /// Takes back memory that was lent, unless receives are posted into it; moves on those that are.
+    pub(super) fn lift(&mut self, key: u64) -> Result<Landed> {
+        let (arrived, landed) = self.incoming.lift(key, &self.bells)?;
+        self.received += arrived;
+        Ok(landed)
     }
 
     /// Whether messages lie in the mailbox.
