@@ -288,12 +288,24 @@ fn owners() -> Result<()> {
     let comm = universe.world();
     let places = places(&comm);
     let world = World::builder().communicator(&comm).start()?;
-    let costs = world.lead(|world| [1, 2, 4, 8, 16, 32, 64].into_iter().map(|n| cost(world, n).map(|c| (n, c))).collect::<Result<Vec<_>>>())?;
+    let costs = world.lead(|world| {
+        [1, 2, 4, 8, 16, 32, 64]
+            .into_iter()
+            .map(|n| cost(world, n).map(|c| (n, c)))
+            .collect::<Result<Vec<_>>>()
+    })?;
     if let Some(costs) = costs {
         let mut rows = Vec::new();
-        for (k, (name, unit)) in [("messages", "1"), ("allocations", "1"), ("coding", "us"), ("wall", "us")].into_iter().enumerate() {
+        for (k, (name, unit)) in [("messages", "1"), ("allocations", "1"), ("coding", "us"), ("wall", "us")]
+            .into_iter()
+            .enumerate()
+        {
             let floor = costs[3].1[k];
-            rows.extend(costs.iter().map(|(n, cost)| Row::new(format!("owners_{n}_{name}_each"), cost[k], unit, floor)));
+            rows.extend(
+                costs
+                    .iter()
+                    .map(|(n, cost)| Row::new(format!("owners_{n}_{name}_each"), cost[k], unit, floor)),
+            );
         }
         leave(&placed(rows, &places)).map_err(io)?;
     }

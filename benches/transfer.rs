@@ -124,6 +124,28 @@ fn transfers(other: i32, fetch: bool, bytes: u64, rounds: u32) -> Times {
     times
 }
 
+/// A way to transfer values, and its times beside those of raw MPI.
+struct Way<'a> {
+    kind: &'static str,
+    fetches: bool,
+    transfer: &'a mut dyn FnMut() -> Result<()>,
+    ours: Times,
+    floor: Times,
+}
+
+impl<'a> Way<'a> {
+    fn new(kind: &'static str, fetches: bool, transfer: &'a mut dyn FnMut() -> Result<()>) -> Self {
+        let (ours, floor) = Default::default();
+        Way {
+            kind,
+            fetches,
+            transfer,
+            ours,
+            floor,
+        }
+    }
+}
+
 /// Blocks of transfers of one size, ours and raw ones, in turns.
 fn sizes(world: &World, name: &str, bytes: u64, blocks: usize, rounds: usize) -> Result<Vec<Row>> {
     let far = world.owner(1);
@@ -134,33 +156,41 @@ fn sizes(world: &World, name: &str, bytes: u64, blocks: usize, rounds: usize) ->
     let mut into = || world.fetch_into(&value, view.view_mut());
     let mut fetch = || world.fetch(&value).map(|x| drop(kept.replace(x)));
     let mut pass = || world.call(far, keep, (&argument,));
-    let mut kinds: [(&str, bool, &mut dyn FnMut() -> Result<()>, [Times; 2]); 3] = [
-        ("fetch_into", true, &mut into, Default::default()),
-        ("fetch", true, &mut fetch, Default::default()),
-        ("argument", false, &mut pass, Default::default()),
+    let mut ways = [
+        Way::new("fetch_into", true, &mut into),
+        Way::new("fetch", true, &mut fetch),
+        Way::new("argument", false, &mut pass),
     ];
     for block in 0..=blocks {
-        for (_, fetches, f, [ours, floor]) in &mut kinds {
-            let other = world.call_async(far, raw, (*fetches, bytes, rounds as u32))?;
-            let by_mpi = transfers(far as i32, *fetches, bytes, rounds as u32);
+        for way in &mut ways {
+            let other = world.call_async(far, raw, (way.fetches, bytes, rounds as u32))?;
+            let by_mpi = transfers(far as i32, way.fetches, bytes, rounds as u32);
             other.wait()?;
+            if block > 0 {
+                way.floor.append(by_mpi);
+            }
             for round in 0..=rounds {
                 let start = Instant::now();
-                f()?;
+                (way.transfer)()?;
                 if round > 0 && block > 0 {
-                    ours.push(start.elapsed());
+                    way.ours.push(start.elapsed());
                 }
-            }
-            if block > 0 {
-                floor.append(by_mpi);
             }
         }
     }
     let mut rows = Vec::new();
-    for (kind, _, _, [mut ours, mut floor]) in kinds {
+    for Way {
+        kind, mut ours, mut floor, ..
+    } in ways
+    {
         rows.extend(ours.rows(&format!("{kind}_{name}"), &mut floor));
         let bar = 1.15 * floor.quantile(0.5) + 3.0;
-        rows.push(Row::new(format!("{kind}_{name}_against_1.15x_and_3_us"), ours.quantile(0.5), "us", bar));
+        rows.push(Row::new(
+            format!("{kind}_{name}_against_1.15x_and_3_us"),
+            ours.quantile(0.5),
+            "us",
+            bar,
+        ));
     }
     world.call(far, forget, ())?;
     Ok(rows)
@@ -171,7 +201,11 @@ fn my_memory() -> Result<(f64, f64)> {
     let status = std::fs::read_to_string("/proc/self/status").map_err(failed)?;
     let [most, now] = ["VmHWM:", "VmRSS:"].map(|name| {
         let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
-        line.split_whitespace().next().and_then(|kb| kb.parse::<f64>().ok()).unwrap_or(f64::NAN) * 1024.0
+        line.split_whitespace()
+            .next()
+            .and_then(|kb| kb.parse::<f64>().ok())
+            .unwrap_or(f64::NAN)
+            * 1024.0
     });
     std::fs::write("/proc/self/clear_refs", "5").map_err(failed)?;
     Ok((most, now))
@@ -184,6 +218,7 @@ fn peaks(world: &World, bytes: u64) -> Result<Vec<Row>> {
     let value = world.remote(far, value, (bytes,))?;
     let argument = vector(4)?;
     world.call(far, keep, (&argument,))?;
+    drop(world.fetch(&value)?); // until it is made
     let mut rows = Vec::new();
     let mut measure = |name: &str, held: [f64; 2], f: &mut dyn FnMut() -> Result<()>| -> Result<()> {
         let before = [my_memory()?.1, world.call(far, memory, ())?.1];
@@ -199,7 +234,9 @@ fn peaks(world: &World, bytes: u64) -> Result<Vec<Row>> {
         let mut view = ArrayD::<f32>::zeros(vec![bytes as usize / size_of::<f32>()]);
         (0..3).try_for_each(|_| world.fetch_into(&value, view.view_mut()))
     })?;
-    measure("fetch", [0.0, payload], &mut || (0..3).try_for_each(|_| world.fetch(&value).map(drop)))?;
+    measure("fetch", [0.0, payload], &mut || {
+        (0..3).try_for_each(|_| world.fetch(&value).map(drop))
+    })?;
     let argument = vector(bytes)?;
     measure("argument", [payload, 0.0], &mut || {
         (0..3).try_for_each(|_| {

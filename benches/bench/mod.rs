@@ -122,7 +122,11 @@ fn launch(count: usize, part: &str, rows: Option<&Path>) -> std::io::Result<()> 
 pub fn places(comm: &SimpleCommunicator) -> Vec<Place> {
     const LONGEST: usize = 60;
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let cores = status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:")).unwrap_or("?").trim();
+    let cores = status
+        .lines()
+        .find_map(|l| l.strip_prefix("Cpus_allowed_list:"))
+        .unwrap_or("?")
+        .trim();
     let mut mine = [0u8; LONGEST + 4];
     mine[..4].copy_from_slice(&std::process::id().to_le_bytes());
     for (to, from) in mine[4..].iter_mut().zip(cores.bytes()) {

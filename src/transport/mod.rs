@@ -128,6 +128,9 @@ pub enum Delivery {
     },
 }
 
+/// Tells a frame by its header.
+pub type IsIt = Box<dyn Fn(&[u8]) -> bool + Send>;
+
 /// Memory of a caller's that a frame's segment may be received into ([`Transport::receive_into`]).
 pub struct Landing<'a> {
     /// Whose frame it is for.
@@ -138,8 +141,8 @@ pub struct Landing<'a> {
     pub shape: &'a [usize],
     /// Room for it, to the byte.
     pub memory: &'a mut [u8],
-    /// Tells the frame by its header. Runs on the thread that polls.
-    pub is_it: Box<dyn Fn(&[u8]) -> bool + Send>,
+    /// Tells the frame. Runs on the thread that polls.
+    pub is_it: IsIt,
 }
 
 impl std::fmt::Debug for Landing<'_> {

@@ -313,7 +313,11 @@ impl Incoming {
         };
         let arrived = transfer.receive(bells)?;
         // When they are done, the frame is delivered without another look at the memory.
-        let landed = if transfer.requests.is_empty() { Landed::Yes } else { Landed::UnderWay };
+        let landed = if transfer.requests.is_empty() {
+            Landed::Yes
+        } else {
+            Landed::UnderWay
+        };
         Ok((arrived, landed))
     }
 

@@ -10,8 +10,8 @@ use super::call::Handle;
 use super::engine::Engine;
 use super::{MpiTransport, process};
 use crate::tensor::DType;
-use crate::transport::Landing;
 use crate::transport::segment::Layout;
+use crate::transport::{IsIt, Landing};
 
 /// A caller's memory, known by its key. Valid until [`Engine::lift`] said that it isn't used.
 pub(super) struct Lent {
@@ -20,7 +20,7 @@ pub(super) struct Lent {
     layout: Layout,
     memory: Handle<NonNull<u8>>,
     bytes: usize,
-    is_it: Box<dyn Fn(&[u8]) -> bool + Send>,
+    is_it: IsIt,
 }
 
 impl std::fmt::Debug for Lent {
