@@ -107,6 +107,17 @@ fn processor_time(clock: ClockId) -> f64 {
 /// Elements that [`Work`] goes over.
 const ELEMENTS: usize = 256;
 
+/// How many rounds of [`work`] take a millisecond here.
+fn rounds_here() -> f64 {
+    static ROUNDS: OnceLock<f64> = OnceLock::new();
+    *ROUNDS.get_or_init(|| {
+        let (mut p, g) = (vec![1.0f32; ELEMENTS], vec![0.5f32; ELEMENTS]);
+        let start = processor_time(ClockId::ThreadCPUTime);
+        work(&mut p, &g, 100_000);
+        100_000.0 * 1e-3 / (processor_time(ClockId::ThreadCPUTime) - start)
+    })
+}
+
 /// Share of a core that a quiet process took, in percent, once it is known.
 static WATCHED: OnceLock<f64> = OnceLock::new();
 
@@ -119,13 +130,7 @@ remote! {
     /// How many rounds of [`work`] take a millisecond here.
     fn rounds_of_a_millisecond(scope: &Scope) -> Result<f64> {
         let _ = scope;
-        static ROUNDS: OnceLock<f64> = OnceLock::new();
-        Ok(*ROUNDS.get_or_init(|| {
-            let (mut p, g) = (vec![1.0f32; ELEMENTS], vec![0.5f32; ELEMENTS]);
-            let start = processor_time(ClockId::ThreadCPUTime);
-            work(&mut p, &g, 100_000);
-            100_000.0 * 1e-3 / (processor_time(ClockId::ThreadCPUTime) - start)
-        }))
+        Ok(rounds_here())
     }
 
     /// The far side of raw round trips of 8 bytes.
@@ -246,8 +251,20 @@ fn vector(n: usize, x: f32) -> Result<Tensor> {
     Tensor::from_vec(vec![x; n], [n])
 }
 
+/// Milliseconds of arithmetic that this rank gets done in a second.
+fn alone() -> f64 {
+    let rounds = rounds_here();
+    let (mut p, g) = (vec![1.0f32; ELEMENTS], vec![0.5f32; ELEMENTS]);
+    let (start, mut done) = (Instant::now(), 0.0);
+    while start.elapsed() < Duration::from_secs(1) {
+        work(&mut p, &g, rounds as u32);
+        done += 1.0;
+    }
+    done / start.elapsed().as_secs_f64()
+}
+
 /// Eight clients step one owner, each its own parameter, with a millisecond of arithmetic a step. The floor is what the owner's arithmetic
-/// takes of a processor alone.
+/// alone reaches, before and after; in a second row, the processor time that it took.
 fn clients() -> Result<()> {
     let universe = init()?;
     let comm = universe.world();
@@ -255,15 +272,21 @@ fn clients() -> Result<()> {
     let world = World::builder().communicator(&comm).start()?;
     if world.rank() == 0 {
         world.serve()?;
+        let before = alone();
         *DONE.lock().unwrap_or_else(|e| e.into_inner()) = Some(Done::default());
+        world.serve()?; // lets the clients begin
         world.serve()?;
+        let wall = (before + alone()) / 2.0;
         let done = DONE.lock().unwrap_or_else(|e| e.into_inner()).take().unwrap_or_default();
         let (Some(first), Some(last)) = (done.first, done.last) else {
             return Err(Error::user("no step"));
         };
         let throughput = (done.updates - 1) as f64 / (last - first).as_secs_f64();
-        let alone = done.updates as f64 / done.busy;
-        let rows = vec![Row::new("steps_of_8_clients", throughput, "1/s", alone)];
+        let processor = done.updates as f64 / done.busy;
+        let rows = vec![
+            Row::new("steps_of_8_clients", throughput, "1/s", wall),
+            Row::new("steps_of_8_clients_against_processor_time", throughput, "1/s", processor),
+        ];
         leave(&placed(rows, &places)).map_err(io)?;
         return world.finish();
     }
@@ -273,6 +296,7 @@ fn clients() -> Result<()> {
     let ctx = world.context()?;
     ctx.accumulate(&p, Gradient::Dense(vector(ELEMENTS, 0.5)?.data()))?;
     world.serve()?;
+    world.serve()?; // until the owner has measured itself
     let end = Instant::now() + Duration::from_secs(if is_quick() { 2 } else { 5 });
     while Instant::now() < end {
         optimizer.step(&ctx)?;
