@@ -48,7 +48,7 @@ impl Engine {
 
     /// Moves everything on; appends what arrived; says whether anything moved.
     pub(super) fn progress(&mut self, inbox: &mut Vec<(u32, Delivery)>) -> Result<bool> {
-        let before = self.received;
+        let (before, had) = (self.received, inbox.len());
         let mut moved = false;
         // A batch at most, so that others get the lock and the caller its messages.
         for _ in 0..self.batch {
@@ -73,7 +73,8 @@ impl Engine {
             self.received += self.incoming.progress(&mut peers)?;
         }
         let collected = self.outgoing.len() > 0 && self.outgoing.collect()?;
-        Ok(moved || collected || self.received != before)
+        // What was lent may have filled outside of here.
+        Ok(moved || collected || self.received != before || inbox.len() != had)
     }
 
     /// Takes the oldest message of the mailbox, if there is one.
