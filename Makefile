@@ -46,7 +46,7 @@ lint:
 	@$(CHOOSE) cargo fmt --check && cargo clippy --all-targets --features sim -- -D warnings
 
 bench:
-	@$(CHOOSE) cargo bench --bench step --bench kernels --bench checkpoint
+	@$(CHOOSE) cargo bench --bench step --bench transfer --bench scale --bench kernels --bench checkpoint
 
 SOAK_SECONDS ?= 600
 soak:

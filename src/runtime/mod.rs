@@ -28,7 +28,8 @@ use crate::config::Settings;
 use crate::protocol::{
     Action, ContextId, Counters, Input, Manner, Message, Op, Outcome, Output, Rank, RefId, RequestId, TaskId, ValueId, Window, Work,
 };
-use crate::transport::{Delivery, Loss, Transport};
+use crate::tensor::DType;
+use crate::transport::{Delivery, Landing, Loss, Transport};
 use crate::wire::{self, Delivered, Handle, Payload};
 use crate::{Error, ErrorKind, Result};
 
@@ -371,6 +372,13 @@ pub(crate) struct Waiting {
     pub to: u32,
     pub operation: &'static str,
     pub limit: Option<Limit>,
+}
+
+/// A caller's memory for one tensor.
+pub(crate) struct Room<'a> {
+    pub dtype: DType,
+    pub shape: &'a [usize],
+    pub memory: &'a mut [u8],
 }
 
 /// How long a call may take in total, whatever its receiver says.

@@ -181,6 +181,27 @@ impl Runtime {
         })
     }
 
+    /// As [`wait`](Self::wait); a large tensor in the answer may be received straight into the caller's memory, and then an empty one is in its place. Whether it was.
+    pub(crate) fn wait_into(self: &Arc<Self>, slot: &Slot, what: &Waiting, room: Room<'_>) -> (Result<Reply>, bool) {
+        let request = what.request;
+        let landing = Landing {
+            from: what.to,
+            dtype: room.dtype,
+            shape: room.shape,
+            memory: room.memory,
+            is_it: Box::new(move |header| wire::answers(header, request)),
+        };
+        let mut reply = None;
+        let landed = self.transport.receive_into(landing, &mut || reply = Some(self.wait(slot, what)));
+        let no_wait = || {
+            Err(ErrorKind::ShutDown {
+                operation: what.operation.into(),
+            }
+            .into())
+        };
+        (reply.unwrap_or_else(no_wait), landed)
+    }
+
     /// As [`wait`](Self::wait), but leaves the answer where it is, and returns without it when `stop` says so.
     pub(crate) fn wait_unless(self: &Arc<Self>, slot: &Slot, what: &Waiting, stop: &dyn Fn() -> bool) -> Result<()> {
         let start = Instant::now();

@@ -17,7 +17,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::autograd::{Edge, Node, reach};
-use crate::protocol::{CrossingId, Message, RefId};
+use crate::protocol::{CrossingId, Message, RefId, RequestId};
 use crate::tensor::{DType, Data};
 use crate::{Error, ErrorKind, Result, spare};
 
@@ -220,6 +220,12 @@ pub(crate) fn parse_header(mut header: Vec<u8>, segments: Vec<Data>) -> Result<(
         reach,
     };
     Ok((message, payload))
+}
+
+/// Whether a header is that of the answer to a request of this rank.
+pub(crate) fn answers(header: &[u8], request: RequestId) -> bool {
+    let message = postcard::take_from_bytes::<Message>(header);
+    matches!(message, Ok((Message::Reply { id, .. }, _)) if id == request)
 }
 
 /// Leaves a reference with the encoder.

@@ -12,7 +12,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::mpi::{self, ThreadLevel};
-use super::{Delivery, Frame, Loss, Traffic, Transport};
+use super::{Delivery, Frame, Landing, Loss, Traffic, Transport};
 use crate::Result;
 use held::Held;
 use plan::{ALL, Fault, Plan};
@@ -209,6 +209,10 @@ impl Transport for Faulty {
 
     fn poll(&self, inbox: &mut Vec<(u32, Delivery)>) -> Result<bool> {
         self.inner.poll(inbox)
+    }
+
+    fn receive_into(&self, landing: Landing<'_>, wait: &mut dyn FnMut()) -> bool {
+        self.inner.receive_into(landing, wait)
     }
 
     fn spin(&self, looks: u32) {

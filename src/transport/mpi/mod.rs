@@ -10,6 +10,7 @@ mod comm;
 mod engine;
 mod futex;
 mod incoming;
+mod landing;
 mod launcher;
 mod mailbox;
 mod message;
@@ -38,7 +39,7 @@ pub(super) use process::{kill, stop};
 pub use start::{Host, ThreadLevel};
 use watch::Watch;
 
-use super::{Delivery, Frame, Loss, Settings, Traffic, Transport};
+use super::{Delivery, Frame, Landing, Loss, Settings, Traffic, Transport};
 use crate::{ErrorKind, Result};
 
 /// The longest sleep while sends or receives are under way: they need polling to end.
@@ -63,6 +64,7 @@ pub struct MpiTransport {
     /// Whether MPI ends with this transport.
     own_mpi: bool,
     message_limit: u64,
+    eager_limit: usize,
     /// `None` after the end.
     engine: Mutex<Option<Engine>>,
     /// Threads that want the engine's lock to send: the poller stands back for them.
@@ -74,6 +76,8 @@ pub struct MpiTransport {
     own_waiting: AtomicUsize,
     in_flight: AtomicUsize,
     flowing: AtomicUsize,
+    /// Memory in the pool, in use or not, beyond what may be kept unused.
+    spare: AtomicUsize,
     closed: AtomicBool,
     messages: AtomicU64,
     bytes: AtomicU64,
@@ -157,6 +161,7 @@ fn bring_up(host: &Host<'_>, settings: Result<Settings>) -> Result<MpiTransport>
         thread_level,
         own_mpi,
         message_limit: settings.message_limit,
+        eager_limit: settings.eager_limit,
         engine: Mutex::new(Some(engine)),
         wanted: AtomicUsize::new(0),
         doorbells,
@@ -164,6 +169,7 @@ fn bring_up(host: &Host<'_>, settings: Result<Settings>) -> Result<MpiTransport>
         own_waiting: AtomicUsize::new(0),
         in_flight: AtomicUsize::new(0),
         flowing: AtomicUsize::new(0),
+        spare: AtomicUsize::new(0),
         closed: AtomicBool::new(false),
         messages: AtomicU64::new(0),
         bytes: AtomicU64::new(0),
@@ -251,7 +257,11 @@ impl MpiTransport {
 
     fn note(&self, engine: &Engine) {
         // A store costs more than a look, and mostly nothing has changed. All writers hold the engine.
-        for (seen, now) in [(&self.in_flight, engine.in_flight()), (&self.flowing, engine.flowing())] {
+        for (seen, now) in [
+            (&self.in_flight, engine.in_flight()),
+            (&self.flowing, engine.flowing()),
+            (&self.spare, engine.incoming.spare()),
+        ] {
             if seen.load(Relaxed) != now {
                 seen.store(now, SeqCst);
             }
@@ -399,6 +409,15 @@ impl Transport for MpiTransport {
         Ok(self.progress(inbox)? || moved)
     }
 
+    fn receive_into(&self, landing: Landing<'_>, wait: &mut dyn FnMut()) -> bool {
+        // What comes in one message with its header is copied out of the inbox anyway.
+        if landing.memory.len() < self.eager_limit / 2 || landing.from == self.rank {
+            wait();
+            return false;
+        }
+        landing::receive_into(self, landing, wait)
+    }
+
     fn spin(&self, looks: u32) {
         let looks = if self.in_flight() > 0 { 1 } else { looks };
         self.doorbells.spin(looks, || self.own_waiting.load(Relaxed) > 0);
@@ -416,6 +435,13 @@ impl Transport for MpiTransport {
         } else {
             limit
         };
+        if self.spare.load(Relaxed) > 0
+            && let Ok(mut guard) = self.engine.try_lock()
+            && let Some(engine) = guard.as_mut()
+        {
+            engine.incoming.trim();
+            self.note(engine);
+        }
         self.doorbells.sleep(limit.min(most));
     }
 
