@@ -57,7 +57,11 @@ impl Tables {
 
     /// The recording of a context, new if this rank hasn't met it. That of a released one isn't kept.
     pub(crate) fn recording(&self, runtime: &Runtime, context: ContextId) -> Arc<Recording> {
-        let recording = Arc::clone(lock(&self.recordings).entry(context).or_insert_with(|| Recording::new(context)));
+        let recording = Arc::clone(
+            lock(&self.recordings)
+                .entry(context)
+                .or_insert_with(|| Recording::new(context, runtime.rank())),
+        );
         // After the insertion: a release from now on comes with a `forget`.
         if runtime.check_context("recording", context).is_err() {
             self.forget(context);

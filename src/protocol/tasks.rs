@@ -133,7 +133,8 @@ impl<V: Clone, P: Default> Rank<V, P> {
                 backward,
                 manner,
                 part,
-            } => self.backward_part(task, context, backward, manner, part, payload),
+                marks,
+            } => self.backward_part(task, context, (backward, manner), part, marks, payload),
             Op::Release { context, low } => self.release(context, low, Some(task), None),
         }
     }

@@ -119,11 +119,7 @@ impl Caller {
         if encoded.edges.is_empty() {
             return None;
         }
-        Some(
-            recorder
-                .recording
-                .send(self.runtime.rank(), std::mem::take(&mut encoded.edges), name()),
-        )
+        Some(recorder.recording.send(std::mem::take(&mut encoded.edges), name()))
     }
 
     fn records(&self) -> bool {

@@ -206,7 +206,7 @@ impl Runtime {
                 Delivery::Frame(frame) => (frame.header, frame.segments, None),
                 Delivery::Refused { header, bytes, limit } => (header, Vec::new(), Some((bytes, limit))),
             };
-            let (message, slots, bytes) = match wire::parse_header(header) {
+            let (message, payload) = match wire::parse_header(header, segments) {
                 Ok(parsed) => parsed,
                 Err(e) => {
                     log::error!("rank {}: a message from rank {from} was dropped: {e}", self.rank());
@@ -224,7 +224,6 @@ impl Runtime {
                     }
                 },
             };
-            let payload = Payload { bytes, segments, slots };
             self.step(after, |core| core.rank.receive(from, message, payload))?;
             self.settle(after);
         }

@@ -128,7 +128,11 @@ impl Runtime {
                 None => self.pace.timeout.map(|t| heard + t),
             };
             let ask = asked.max(heard) + self.pace.ask_after;
-            if self.wait_until(open, Permission::Nothing, Some(end.map_or(ask, |e| e.min(ask))))? {
+            let woken = || open() || self.is_lost();
+            if self.wait_until(&woken, Permission::Nothing, Some(end.map_or(ask, |e| e.min(ask))))? {
+                if !open() {
+                    self.tell_wait(&format!("room for `{operation}` in the window to rank {to}"), start);
+                }
                 return Ok(());
             }
             let now = Instant::now();
@@ -212,7 +216,10 @@ impl Runtime {
         loop {
             let ask = asked.unwrap_or(start).max(heard(asked)) + self.pace.ask_after;
             let until = end(asked).map_or(ask, |e| e.min(ask));
-            if self.wait_until(&|| slot.is_done() || stop(), Permission::Nothing, Some(until))? {
+            if self.wait_until(&|| slot.is_done() || stop() || self.is_lost(), Permission::Nothing, Some(until))? {
+                if !slot.is_done() && !stop() {
+                    self.tell_wait(&format!("`{}` on rank {}", what.operation, what.to), start);
+                }
                 return Ok(());
             }
             let now = Instant::now();

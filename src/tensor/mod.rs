@@ -19,6 +19,7 @@ pub use data::{DType, Data, Element};
 pub use float::Float;
 pub use gradient::{Gradient, RowSparse};
 pub use hooks::HookHandle;
+pub(crate) use leaf::Locked;
 pub use leaf::{Leaf, Updated};
 pub use ops::{Gelu, Reduction};
 pub use shape::IntoShape;

@@ -40,6 +40,8 @@ pub struct Settings {
     pub ring: usize,
     /// Bound in bytes on memory that nobody uses, and that is kept for large segments to come.
     pub pool_bytes: usize,
+    /// Whether ranks watch each other, so that a death ends the job whatever the launcher does about it. Only over MPI.
+    pub watch: bool,
 }
 
 impl Default for Settings {
@@ -51,6 +53,7 @@ impl Default for Settings {
             segment_tags: 1_024,
             ring: 16,
             pool_bytes: 256 << 20,
+            watch: true,
         }
     }
 }
@@ -165,6 +168,17 @@ pub struct Traffic {
     pub bytes: u64,
 }
 
+/// Why the job ends: a rank that died, or gave up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Loss {
+    /// Which rank, where, and how, in words.
+    pub text: String,
+    /// Whether it died. Otherwise it gave up, has said why, and ends the job itself.
+    pub died: bool,
+    /// How many ranks have passed it on; 0 where it was noticed.
+    pub hops: u32,
+}
+
 /// A way between ranks.
 pub trait Transport: Send + Sync + std::fmt::Debug {
     /// This rank.
@@ -230,6 +244,11 @@ pub trait Transport: Send + Sync + std::fmt::Debug {
 
     /// Collective end: finishes sends, closes the inbox, frees what is ours, and ends MPI if we started it. Blocks until all ranks called it.
     fn close(&self) -> Result<()>;
+
+    /// What to do when a rank is lost, on a thread of the transport, before the job is ended. Local. Where ranks can't be lost, nothing.
+    fn on_loss(&self, hook: Box<dyn Fn(&Loss) + Send + Sync>) {
+        drop(hook);
+    }
 
     /// Ends the whole job with this exit code. Takes no lock and joins no thread.
     fn abort(&self, code: i32) -> !;

@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn the_bound_holds_for_what_nobody_uses() {
         let mut pool = Pool::new(3 << 20);
-        let mut take = |pool: &mut Pool| {
+        let take = |pool: &mut Pool| {
             let storage = pool.take(DType::F32, 1 << 18).into_storage().unwrap();
             pool.keep(&storage);
             storage

@@ -2,13 +2,16 @@
 
 mod builder;
 pub mod local;
+mod signals;
 
 use std::any::{Any, TypeId};
 use std::sync::{Arc, OnceLock};
 
 pub use builder::Builder;
+pub use signals::{REQUEUE, Signal};
 
 use crate::dist::{Context, Counters, rank_counters};
+use crate::optim::ComputeThreads;
 use crate::rpc::{Caller, Calls};
 use crate::runtime::{Runtime, Windowed};
 use crate::{Error, ErrorKind, Result};
@@ -42,6 +45,7 @@ pub struct World {
     finished: bool,
     /// The error that `lead` returned here; told if the world is dropped because of it.
     lead_failed: OnceLock<String>,
+    _compute: ComputeThreads,
 }
 
 impl World {
@@ -61,6 +65,7 @@ impl World {
 
     pub(crate) fn of(runtime: Arc<Runtime>) -> World {
         World {
+            _compute: ComputeThreads::new(runtime.settings.compute_threads),
             caller: Caller {
                 runtime,
                 recorder: None,

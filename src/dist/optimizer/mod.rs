@@ -2,6 +2,7 @@
 
 pub(super) mod ask;
 mod changes;
+mod columns;
 mod groups;
 mod options;
 mod owner;
@@ -11,15 +12,18 @@ mod state;
 mod step;
 mod tree;
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use serde_json::{Value, json};
 
 pub(super) use self::ask::{gather, without_updates};
+pub(super) use self::changes::ChangedOptions;
 use self::changes::Changes;
 pub use self::options::{NotFinite, StepOptions};
 pub(super) use self::owner::OwnerOptimizer;
 use self::owner::drop_optimizer;
+pub(super) use self::owner::find;
 pub use self::parameters::{ParamGroup, ParameterRef};
 pub use self::report::{OwnerReport, StepReport, StepSummary};
 pub use self::step::StepFuture;
@@ -91,6 +95,8 @@ struct Owner {
     joined: usize,
     /// The last change of options that it is known to have made.
     made: AtomicU64,
+    /// Places of its parameters.
+    places: Arc<[u32]>,
 }
 
 #[derive(Debug)]

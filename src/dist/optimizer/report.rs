@@ -1,6 +1,9 @@
 //! What a step did.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 
 use crate::optim::{Norm, ParameterReport};
 
@@ -10,8 +13,10 @@ pub struct OwnerReport {
     /// The owner.
     pub rank: u32,
     /// Places of its parameters in the optimizer's list.
-    pub places: Vec<u32>,
+    #[serde(skip)] // the client knows them
+    pub places: Arc<[u32]>,
     /// What happened to each of them.
+    #[serde(with = "super::columns")]
     pub parameters: Vec<ParameterReport>,
     /// Which norm of the gradients is reported.
     pub norm_kind: Norm,
@@ -166,13 +171,15 @@ impl StepReport {
     /// Each parameter's norm, in the order of the list, put together.
     fn norm_of_rows(&self) -> Option<f64> {
         let kind = self.owners.first()?.norm_kind;
-        let mut norms: Vec<(u32, f64)> = self
+        let mut norms: SmallVec<[(u32, f64); 8]> = self
             .owners
             .iter()
             .flat_map(|o| o.places.iter().zip(&o.parameters))
             .filter_map(|(&place, p)| Some((place, p.norm?)))
             .collect();
-        norms.sort_by_key(|n| n.0);
+        if !norms.is_sorted_by_key(|n| n.0) {
+            norms.sort_by_key(|n| n.0);
+        }
         Some(kind.total(norms.into_iter().map(|n| n.1)))
     }
 

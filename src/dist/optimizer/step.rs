@@ -1,9 +1,12 @@
 //! Steps: one round where each owner applies what it has, two where all must agree first.
 
 use std::borrow::Borrow;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::ask::{self, Asked, Asking};
+use smallvec::SmallVec;
+
+use super::ask::{self, Answers, Asked, Asking};
 use super::changes::ChangedOptions;
 use super::options::{NotFinite, StepOptions};
 use super::owner::{Extras, Prepared, apply_step, cancel_round, parameter_versions, prepare_step, step_optimizer};
@@ -76,8 +79,8 @@ impl DistributedOptimizer {
     fn begin<C: Borrow<Context>>(&self, contexts: &[C], options: StepOptions, waits: bool) -> Result<StepFuture<'_>> {
         let runtime = &self.caller.runtime;
         runtime.check_alive("step")?;
-        options.check_for(&self.operation(), self.parameters.len())?;
-        let contexts: Vec<ContextId> = contexts.iter().map(|c| c.borrow().id()).collect();
+        options.check_for(|| self.operation(), self.parameters.len())?;
+        let contexts: SmallVec<[ContextId; 2]> = contexts.iter().map(|c| c.borrow().id()).collect();
         for (place, &context) in contexts.iter().enumerate() {
             runtime.check_context("step", context)?;
             runtime.check_gradients("step", context)?;
@@ -106,6 +109,16 @@ impl DistributedOptimizer {
     /// Options that an owner may not have yet.
     pub(super) fn changed(&self, owner: &Owner) -> Option<ChangedOptions> {
         self.changes.after(owner.made.load(Ordering::Relaxed))
+    }
+
+    /// Owners' reports with the places of their parameters, which don't travel.
+    fn placed(&self, mut reports: Vec<OwnerReport>) -> Vec<OwnerReport> {
+        for report in &mut reports {
+            if let Ok(owner) = self.owners.binary_search_by_key(&report.rank, |o| o.rank) {
+                report.places = Arc::clone(&self.owners[owner].places);
+            }
+        }
+        reports
     }
 
     /// Options that some owner may not have yet.
@@ -141,7 +154,7 @@ impl DistributedOptimizer {
 #[derive(Debug)]
 pub struct StepFuture<'a> {
     optimizer: &'a DistributedOptimizer,
-    contexts: Vec<ContextId>,
+    contexts: SmallVec<[ContextId; 2]>,
     options: StepOptions,
     stage: Stage,
 }
@@ -234,7 +247,7 @@ impl StepFuture<'_> {
         if optimizer.has_tree() {
             let passed = Passed::Prepare {
                 ticket,
-                contexts: self.contexts.clone(),
+                contexts: self.contexts.to_vec(),
                 changed: optimizer.changed_anywhere(),
                 norm: options.norm(),
             };
@@ -259,14 +272,14 @@ impl StepFuture<'_> {
         };
         let call = optimizer.ask(owner.rank, prepare_step(), &asking, |bytes| {
             let (norm, expected, changed) = (options.norm(), &options.expected, optimizer.changed(owner));
-            crate::wire::write(&(optimizer.id, ticket, &self.contexts, changed, norm, expected), bytes)
+            crate::wire::write(&(optimizer.id, ticket, &self.contexts[..], changed, norm, expected), bytes)
         });
         (owner.rank, call)
     }
 
     /// Asks owner after owner to keep its turn, in ascending order of ranks, so that clients can't wait for each other; until one refuses.
-    fn prepare_in_turn(&self, ticket: u64) -> (Vec<Kept>, Vec<(u32, Result<Prepared>)>) {
-        let (mut kept, mut answers) = (Vec::new(), Vec::new());
+    fn prepare_in_turn(&self, ticket: u64) -> (Vec<Kept>, Answers<Prepared>) {
+        let (mut kept, mut answers) = (Vec::new(), Answers::new());
         for owner in &self.optimizer.owners {
             let (rank, call) = self.prepare_on(owner, ticket, Turn::Keep, true);
             kept.push((rank, call.as_ref().ok().map(|call| call.request)));
@@ -281,16 +294,17 @@ impl StepFuture<'_> {
     }
 
     fn applied(&self, round: Round, scale: f64) -> Result<StepReport> {
-        let (optimizer, operation) = (self.optimizer, self.optimizer.operation());
+        let optimizer = self.optimizer;
+        let operation = || optimizer.operation();
         match round {
             Round::Tree(call) => {
-                let all = optimizer.gather_tree(&operation, call.and_then(ask::answer), true)?;
-                Ok(StepReport::of_tree(all.summary, all.rows, scale))
+                let all = optimizer.gather_tree(operation, call.and_then(ask::answer), true)?;
+                Ok(StepReport::of_tree(all.summary, optimizer.placed(all.rows), scale))
             }
             Round::Each(asked) => {
                 let answers = ask::collect::<OwnerReport>(asked);
                 optimizer.note_made(&answers);
-                Ok(StepReport::of_rows(ask::gather(&operation, answers, true)?, scale))
+                Ok(StepReport::of_rows(optimizer.placed(ask::gather(operation, answers, true)?), scale))
             }
             Round::InTurn => Err(argument("a second round in turn".into())),
         }
@@ -299,13 +313,13 @@ impl StepFuture<'_> {
     /// What the first round found, and which owners keep their turns.
     fn found(&self, ticket: u64, round: Round) -> (Vec<Kept>, Result<Found>) {
         let optimizer = self.optimizer;
-        let operation = format!("{} (nothing was applied)", optimizer.operation());
+        let operation = || format!("{} (nothing was applied)", optimizer.operation());
         let everyone = || optimizer.owners.iter().map(|o| (o.rank, None)).collect();
         let (kept, answers) = match round {
             Round::Tree(call) => {
-                let all = optimizer.gather_tree(&operation, call.and_then(ask::answer), false);
+                let all = optimizer.gather_tree(operation, call.and_then(ask::answer), false);
                 let found = all.map(|all| Found {
-                    report: StepReport::of_tree(all.summary, all.rows, 1.0),
+                    report: StepReport::of_tree(all.summary, optimizer.placed(all.rows), 1.0),
                     not_finite: all.not_finite,
                 });
                 return (everyone(), found.map_err(ask::without_updates));
@@ -314,9 +328,9 @@ impl StepFuture<'_> {
             Round::InTurn => self.prepare_in_turn(ticket),
         };
         optimizer.note_made(&answers);
-        let found = ask::gather(&operation, answers, false).map(|prepared| Found {
+        let found = ask::gather(operation, answers, false).map(|prepared| Found {
             not_finite: prepared.iter().flat_map(|p| p.not_finite.clone()).collect(),
-            report: StepReport::of_rows(prepared.into_iter().map(|p| p.report).collect(), 1.0),
+            report: StepReport::of_rows(optimizer.placed(prepared.into_iter().map(|p| p.report).collect()), 1.0),
         });
         (kept, found.map_err(ask::without_updates))
     }

@@ -1,7 +1,7 @@
 //! Adadelta.
 
 use crate::Result;
-use crate::optim::arithmetic::{Descent, pass2};
+use crate::optim::arithmetic::Descent;
 use crate::optim::options::{Check, options};
 use crate::optim::{Float, Rule, StateArray, StateView};
 
@@ -28,6 +28,7 @@ options! {
 impl Rule for Adadelta {
     const NAME: &'static str = "Adadelta";
     const SCALARS: &'static [(&'static str, f64)] = &[("step", 0.0)];
+    const ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<()> {
         let check = Check(Self::NAME);
@@ -46,12 +47,18 @@ impl Rule for Adadelta {
         let descent = Descent::new(self.maximize, self.weight_decay);
         let (rho, rest) = (T::of(self.rho), T::of(1.0 - self.rho));
         let (lr, eps) = (T::of(self.lr), T::of(self.eps));
-        pass2(p, g, state.arrays(["square_avg", "acc_delta"]), |p, g, square, moved| {
-            let g = descent.of(g, p);
-            *square = *square * rho + rest * g * g;
-            let delta = (*moved + eps).sqrt() / (*square + eps).sqrt() * g;
-            *moved = *moved * rho + rest * delta * delta;
-            p - lr * delta
-        });
+        state.pass2(
+            p,
+            g,
+            ["square_avg", "acc_delta"],
+            #[inline(always)]
+            move |p, g, square, moved| {
+                let g = descent.of(g, p);
+                *square = *square * rho + rest * g * g;
+                let delta = (*moved + eps).sqrt() / (*square + eps).sqrt() * g;
+                *moved = *moved * rho + rest * delta * delta;
+                p - lr * delta
+            },
+        );
     }
 }

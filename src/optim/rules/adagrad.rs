@@ -32,10 +32,11 @@ const SUM: &str = "sum";
 
 impl Adagrad {
     /// The update of one element, with this step's coefficients.
-    fn element<T: Float>(&self, t: u64) -> impl Fn(T, T, &mut T) -> T {
+    fn element<T: Float>(&self, t: u64) -> impl Fn(T, T, &mut T) -> T + Copy {
         let descent = Descent::new(self.maximize, self.weight_decay);
         let step_size = T::of(-self.lr / (1.0 + (t - 1) as f64 * self.lr_decay));
         let eps = T::of(self.eps);
+        #[inline(always)]
         move |p, g, sum| {
             let g = descent.of(g, p);
             *sum = *sum + g * g;
@@ -47,6 +48,7 @@ impl Adagrad {
 impl Rule for Adagrad {
     const NAME: &'static str = "Adagrad";
     const SCALARS: &'static [(&'static str, f64)] = &[("step", 0.0)];
+    const ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<()> {
         let check = Check(Self::NAME);
@@ -71,15 +73,14 @@ impl Rule for Adagrad {
 
     fn update<T: Float>(&self, p: &mut [T], g: &[T], state: &mut StateView<'_, T>) {
         let element = self.element(state.count());
-        let [sum] = state.arrays([SUM]);
-        pass1(p, g, sum, element);
+        state.pass1(p, g, SUM, element);
     }
 
     fn update_rows<T: Float>(&self, p: &mut [T], g: Rows<'_, T>, state: &mut StateView<'_, T>) {
         let element = self.element(state.count());
         let [sum] = state.arrays([SUM]);
         for (row, g) in g.iter() {
-            pass1(&mut p[row.clone()], g, &mut sum[row], &element);
+            pass1(&mut p[row.clone()], g, &mut sum[row], element);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Adamax.
 
 use crate::Result;
-use crate::optim::arithmetic::{Descent, lerp, maximum, pass2, powi};
+use crate::optim::arithmetic::{Descent, lerp, maximum, powi};
 use crate::optim::options::{Check, options};
 use crate::optim::{Float, Rule, StateArray, StateView};
 
@@ -28,6 +28,7 @@ options! {
 impl Rule for Adamax {
     const NAME: &'static str = "Adamax";
     const SCALARS: &'static [(&'static str, f64)] = &[("step", 0.0)];
+    const ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<()> {
         let check = Check(Self::NAME);
@@ -47,11 +48,17 @@ impl Rule for Adamax {
         let step_size = T::of(-self.lr / (1.0 - powi(beta1, t)));
         let descent = Descent::new(self.maximize, self.weight_decay);
         let (rest, beta2, eps) = (T::of(1.0 - beta1), T::of(beta2), T::of(self.eps));
-        pass2(p, g, state.arrays(["exp_avg", "exp_inf"]), |p, g, m, norm| {
-            let g = descent.of(g, p);
-            *m = lerp(*m, g, rest);
-            *norm = maximum(*norm * beta2, g.abs() + eps);
-            p + step_size * *m / *norm
-        });
+        state.pass2(
+            p,
+            g,
+            ["exp_avg", "exp_inf"],
+            #[inline(always)]
+            move |p, g, m, norm| {
+                let g = descent.of(g, p);
+                *m = lerp(*m, g, rest);
+                *norm = maximum(*norm * beta2, g.abs() + eps);
+                p + step_size * *m / *norm
+            },
+        );
     }
 }

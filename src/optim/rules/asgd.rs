@@ -1,7 +1,7 @@
 //! ASGD.
 
 use crate::Result;
-use crate::optim::arithmetic::{Descent, pass1};
+use crate::optim::arithmetic::Descent;
 use crate::optim::options::{Check, options};
 use crate::optim::{Float, Rule, StateArray, StateView};
 
@@ -34,6 +34,7 @@ const AVERAGE: &str = "ax";
 impl Rule for Asgd {
     const NAME: &'static str = "ASGD";
     const SCALARS: &'static [(&'static str, f64)] = &[("step", 0.0), ("eta", 0.0), ("mu", 1.0)];
+    const ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<()> {
         let check = Check(Self::NAME);
@@ -60,12 +61,17 @@ impl Rule for Asgd {
         let mu = *state.scalar("mu");
         let descent = Descent::new(self.maximize, self.weight_decay);
         let (shrink, step, weight) = (T::of(1.0 - self.lambd * eta), T::of(-eta), T::of(mu));
-        let [average] = state.arrays([AVERAGE]);
-        pass1(p, g, average, |p, g, ax| {
-            let p = p * shrink + step * descent.of(g, p);
-            *ax = if mu == 1.0 { p } else { *ax + (p - *ax) * weight };
-            p
-        });
+        state.pass1(
+            p,
+            g,
+            AVERAGE,
+            #[inline(always)]
+            move |p, g, ax| {
+                let p = p * shrink + step * descent.of(g, p);
+                *ax = if mu == 1.0 { p } else { *ax + (p - *ax) * weight };
+                p
+            },
+        );
         let t = t as f64;
         *state.scalar("eta") = single(self.lr / libm::pow(1.0 + self.lambd * self.lr * t, self.alpha));
         *state.scalar("mu") = single(1.0 / f64::max(1.0, t - self.t0));

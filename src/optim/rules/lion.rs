@@ -1,7 +1,7 @@
 //! Lion.
 
 use crate::Result;
-use crate::optim::arithmetic::{Descent, lerp, pass1, sign};
+use crate::optim::arithmetic::{Descent, lerp, sign};
 use crate::optim::options::{Check, options};
 use crate::optim::{Float, Rule, StateArray, StateView};
 
@@ -24,6 +24,7 @@ options! {
 impl Rule for Lion {
     const NAME: &'static str = "Lion";
     const SCALARS: &'static [(&'static str, f64)] = &[("step", 0.0)];
+    const ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<()> {
         let check = Check(Self::NAME);
@@ -41,12 +42,17 @@ impl Rule for Lion {
         let descent = Descent::new(self.maximize, 0.0);
         let shrink = T::of(1.0 - self.lr * self.weight_decay);
         let (lr, rest1, rest2) = (T::of(self.lr), T::of(1.0 - self.betas.0), T::of(1.0 - self.betas.1));
-        let [average] = state.arrays(["exp_avg"]);
-        pass1(p, g, average, |p, g, m| {
-            let g = descent.of(g, p);
-            let direction = sign(lerp(*m, g, rest1));
-            *m = lerp(*m, g, rest2);
-            p * shrink - lr * direction
-        });
+        state.pass1(
+            p,
+            g,
+            "exp_avg",
+            #[inline(always)]
+            move |p, g, m| {
+                let g = descent.of(g, p);
+                let direction = sign(lerp(*m, g, rest1));
+                *m = lerp(*m, g, rest2);
+                p * shrink - lr * direction
+            },
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! NAdam.
 
 use crate::Result;
-use crate::optim::arithmetic::{Descent, lerp, pass2, powi};
+use crate::optim::arithmetic::{Descent, lerp, powi};
 use crate::optim::options::{Check, options};
 use crate::optim::{Float, Rule, StateArray, StateView};
 
@@ -35,6 +35,7 @@ options! {
 impl Rule for NAdam {
     const NAME: &'static str = "NAdam";
     const SCALARS: &'static [(&'static str, f64)] = &[("step", 0.0), ("mu_product", 1.0)];
+    const ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<()> {
         let check = Check(Self::NAME);
@@ -65,12 +66,18 @@ impl Rule for NAdam {
         };
         let descent = Descent::new(self.maximize, penalty);
         let (rest1, beta2, rest2, eps) = (T::of(1.0 - beta1), T::of(beta2), T::of(1.0 - beta2), T::of(self.eps));
-        pass2(p, g, state.arrays(["exp_avg", "exp_avg_sq"]), |p, g, m, v| {
-            let g = descent.of(g, p);
-            *m = lerp(*m, g, rest1);
-            *v = *v * beta2 + rest2 * g * g;
-            let root = (*v / correction).sqrt() + eps;
-            (p * shrink + by_gradient * g / root) + by_average * *m / root
-        });
+        state.pass2(
+            p,
+            g,
+            ["exp_avg", "exp_avg_sq"],
+            #[inline(always)]
+            move |p, g, m, v| {
+                let g = descent.of(g, p);
+                *m = lerp(*m, g, rest1);
+                *v = *v * beta2 + rest2 * g * g;
+                let root = (*v / correction).sqrt() + eps;
+                (p * shrink + by_gradient * g / root) + by_average * *m / root
+            },
+        );
     }
 }

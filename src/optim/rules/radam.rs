@@ -1,7 +1,7 @@
 //! RAdam.
 
 use crate::Result;
-use crate::optim::arithmetic::{Descent, lerp, pass2, powi};
+use crate::optim::arithmetic::{Descent, lerp, powi};
 use crate::optim::options::{Check, options};
 use crate::optim::{Float, Rule, StateArray, StateView};
 
@@ -31,6 +31,7 @@ options! {
 impl Rule for RAdam {
     const NAME: &'static str = "RAdam";
     const SCALARS: &'static [(&'static str, f64)] = &[("step", 0.0)];
+    const ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<()> {
         let check = Check(Self::NAME);
@@ -64,16 +65,22 @@ impl Rule for RAdam {
         let correction1 = T::of(1.0 - powi(beta1, t));
         let (rest1, beta2, rest2) = (T::of(1.0 - beta1), T::of(beta2), T::of(1.0 - beta2));
         let (lr, eps) = (T::of(self.lr), T::of(self.eps));
-        pass2(p, g, state.arrays(["exp_avg", "exp_avg_sq"]), |p, g, m, v| {
-            let g = descent.of(g, p);
-            *m = lerp(*m, g, rest1);
-            *v = *v * beta2 + rest2 * g * g;
-            let step = *m / correction1 * lr;
-            p * shrink
-                - match rectified {
-                    Some((root, c)) => step * (root / (v.sqrt() + eps)) * c,
-                    None => step,
-                }
-        });
+        state.pass2(
+            p,
+            g,
+            ["exp_avg", "exp_avg_sq"],
+            #[inline(always)]
+            move |p, g, m, v| {
+                let g = descent.of(g, p);
+                *m = lerp(*m, g, rest1);
+                *v = *v * beta2 + rest2 * g * g;
+                let step = *m / correction1 * lr;
+                p * shrink
+                    - match rectified {
+                        Some((root, c)) => step * (root / (v.sqrt() + eps)) * c,
+                        None => step,
+                    }
+            },
+        );
     }
 }

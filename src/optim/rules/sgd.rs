@@ -1,7 +1,7 @@
 //! Stochastic gradient descent with momentum.
 
 use crate::Result;
-use crate::optim::arithmetic::{Descent, pass0, pass1};
+use crate::optim::arithmetic::{Descent, pass0};
 use crate::optim::options::{Check, options};
 use crate::optim::{Float, Form, Rows, Rule, StateArray, StateView};
 
@@ -34,6 +34,7 @@ const BUFFER: &str = "momentum_buffer";
 impl Rule for Sgd {
     const NAME: &'static str = "SGD";
     const SCALARS: &'static [(&'static str, f64)] = &[];
+    const ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<()> {
         let check = Check(Self::NAME);
@@ -71,24 +72,39 @@ impl Rule for Sgd {
         let descent = Descent::new(self.maximize, self.weight_decay);
         let lr = T::of(self.lr);
         if self.momentum == 0.0 {
-            return pass0(p, g, |p, g| p - lr * descent.of(g, p));
+            return state.pass0(
+                p,
+                g,
+                #[inline(always)]
+                move |p, g| p - lr * descent.of(g, p),
+            );
         }
         let first = state.is_fresh(BUFFER);
-        let [buffer] = state.arrays([BUFFER]);
         let (momentum, rest) = (T::of(self.momentum), T::of(1.0 - self.dampening));
         let ahead = self.nesterov;
-        pass1(p, g, buffer, |p, g, b| {
-            let g = descent.of(g, p);
-            *b = if first { g } else { *b * momentum + rest * g };
-            p - lr * if ahead { g + momentum * *b } else { *b }
-        });
+        state.pass1(
+            p,
+            g,
+            BUFFER,
+            #[inline(always)]
+            move |p, g, b| {
+                let g = descent.of(g, p);
+                *b = if first { g } else { *b * momentum + rest * g };
+                p - lr * if ahead { g + momentum * *b } else { *b }
+            },
+        );
     }
 
     fn update_rows<T: Float>(&self, p: &mut [T], g: Rows<'_, T>, _state: &mut StateView<'_, T>) {
         let descent = Descent::new(self.maximize, 0.0);
         let lr = T::of(self.lr);
         for (row, g) in g.iter() {
-            pass0(&mut p[row], g, |p, g| p - lr * descent.of(g, p));
+            pass0(
+                &mut p[row],
+                g,
+                #[inline(always)]
+                move |p, g| p - lr * descent.of(g, p),
+            );
         }
     }
 }

@@ -2,5 +2,6 @@
 
 mod bits;
 mod contract;
+mod flat;
 mod golden;
 mod reference;
