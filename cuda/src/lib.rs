@@ -8,6 +8,7 @@
 //! Each call binds the context to the thread that makes it.
 
 mod array;
+pub mod elementwise;
 pub mod driver;
 mod error;
 mod gpu;

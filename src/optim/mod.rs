@@ -23,6 +23,7 @@ pub mod schedule;
 mod spec;
 mod state;
 mod state_dict;
+mod step;
 mod table;
 
 pub use clip::{Clip, Norm};
@@ -37,6 +38,7 @@ pub use spec::OptimizerSpec;
 pub(crate) use spec::{changed, lr};
 pub use state::{ParameterState, StateView};
 pub use state_dict::{GroupState, StateDict};
+pub use step::Step;
 pub use table::{Registration, names};
 pub(crate) use table::{check, listing};
 

@@ -4,17 +4,10 @@ use std::sync::Arc;
 
 use ndarray::{ArcArray, Array, ArrayBase, ArrayD, Dimension, IxDyn, OwnedRepr};
 
+use super::device::not_here;
 use super::graph::Edge;
-use super::{DType, Data, Element, Gradient, HookHandle, IntoShape, Leaf, shape};
+use super::{DType, Data, Device, Element, Gradient, HookHandle, IntoShape, Leaf, shape};
 use crate::{ErrorKind, Result};
-
-/// Where a tensor's elements lie.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Device {
-    /// The memory of this rank.
-    Cpu,
-}
 
 /// An n-dimensional array of one dtype that operations are recorded for. Cloning shares it.
 ///
@@ -262,7 +255,10 @@ impl Tensor {
 
     /// Where its elements lie.
     pub fn device(&self) -> Device {
-        Device::Cpu
+        match &self.0.content {
+            Content::Fixed(data) => data.device(),
+            Content::Leaf(leaf) => leaf.device(),
+        }
     }
 
     /// Its values as they are now: they share the storage, and a later update of a leaf doesn't change them.
@@ -302,6 +298,14 @@ impl Tensor {
         T::take(self.data())
     }
 
+    /// Its values in the memory of this rank, for an operation that isn't there on GPUs.
+    pub(crate) fn host_data(&self, op: &str) -> Result<Data> {
+        match self.device() {
+            Device::Cpu => Ok(self.data()),
+            device => Err(not_here(op, device)),
+        }
+    }
+
     /// Its values as an ndarray of its own; without a copy if nobody else holds them.
     ///
     /// # Errors
@@ -310,12 +314,12 @@ impl Tensor {
         T::take(self.into_data()).map(ArrayBase::<_, IxDyn>::into_owned)
     }
 
-    /// Its elements in row-major order.
+    /// Its elements in row-major order. Those on a GPU are copied here, which waits for it.
     ///
     /// # Errors
-    /// [`ErrorKind::DType`] if its elements aren't of type `T`.
+    /// [`ErrorKind::DType`] if its elements aren't of type `T`; [`ErrorKind::Cuda`].
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
-        Ok(self.array::<T>()?.iter().copied().collect())
+        Ok(T::take(self.data().to(Device::Cpu)?)?.iter().copied().collect())
     }
 
     /// The element of a tensor that has one.
@@ -323,7 +327,7 @@ impl Tensor {
     /// # Errors
     /// [`ErrorKind::DType`] if it isn't of type `T`, [`ErrorKind::Shape`] unless there is exactly one.
     pub fn item<T: Element>(&self) -> Result<T> {
-        let array = self.array::<T>()?;
+        let array = T::take(self.data().to(Device::Cpu)?)?;
         match array.first() {
             Some(&element) if array.len() == 1 => Ok(element),
             _ => Err(shape::mismatch(
@@ -416,6 +420,9 @@ impl Tensor {
 impl std::fmt::Debug for Tensor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Tensor({}, {:?}", self.dtype(), self.lengths())?;
+        if self.device() != Device::Cpu {
+            write!(f, ", {}", self.device())?;
+        }
         if self.requires_grad() {
             f.write_str(", requires grad")?;
         }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Payload, decode_error, write};
 use crate::Result;
-use crate::tensor::{DType, Data, Element, Gradient, RowSparse};
+use crate::tensor::{DType, Data, Device, Element, Gradient, RowSparse};
 
 #[derive(Serialize, Deserialize)]
 enum Slot {
@@ -25,12 +25,12 @@ pub(crate) fn encode_gradients(gradients: Vec<Option<Gradient>>) -> Result<Paylo
         slots.push(match gradient {
             None => Slot::Absent,
             Some(Gradient::Dense(data)) => {
-                payload.segments.push(data);
+                payload.segments.push(data.to(Device::Cpu)?);
                 Slot::Dense
             }
             Some(Gradient::Sparse(sparse)) => {
                 let rows = ndarray::Array1::from_vec(sparse.rows).into_dyn().into_shared();
-                payload.segments.extend([Data::I64(rows), sparse.values]);
+                payload.segments.extend([Data::I64(rows), sparse.values.to(Device::Cpu)?]);
                 Slot::Sparse { shape: sparse.shape }
             }
         });

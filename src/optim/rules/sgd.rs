@@ -1,9 +1,10 @@
 //! Stochastic gradient descent with momentum.
 
 use crate::Result;
-use crate::optim::arithmetic::{Descent, pass0, pass1};
+use crate::optim::arithmetic::{pass0, pass1};
 use crate::optim::options::{Check, options};
-use crate::optim::{Float, Form, Rows, Rule, StateArray, StateView};
+use crate::optim::step::Flags;
+use crate::optim::{Float, Form, Rows, Rule, StateArray, StateView, Step};
 
 options! {
     /// Stochastic gradient descent, with momentum (Polyak 1964) or Nesterov's (as in Sutskever et al., *On the importance
@@ -30,6 +31,22 @@ options! {
 }
 
 const BUFFER: &str = "momentum_buffer";
+
+impl Sgd {
+    /// The numbers of a step; `first` if the momentum hasn't been used yet.
+    fn numbers(&self, first: bool) -> Step {
+        let numbers = [self.lr, self.momentum, 1.0 - self.dampening];
+        if self.momentum == 0.0 {
+            return Step::new("sgd", &[], self.maximize, self.weight_decay, numbers);
+        }
+        let flags = Flags {
+            first,
+            ahead: self.nesterov,
+            ..Flags::default()
+        };
+        Step::new("momentum", &[BUFFER], self.maximize, self.weight_decay, numbers).flagged(flags)
+    }
+}
 
 impl Rule for Sgd {
     const NAME: &'static str = "SGD";
@@ -67,15 +84,19 @@ impl Rule for Sgd {
         }
     }
 
+    fn step<T: Float>(&self, state: &mut StateView<'_, T>) -> Option<Step> {
+        Some(self.numbers(state.is_fresh(BUFFER)))
+    }
+
     fn update<T: Float>(&self, p: &mut [T], g: &[T], state: &mut StateView<'_, T>) {
-        let descent = Descent::new(self.maximize, self.weight_decay);
-        let lr = T::of(self.lr);
+        let first = state.is_fresh(BUFFER);
+        let step = self.numbers(first);
+        let descent = step.descent();
+        let [lr, momentum, rest] = step.numbers();
         if self.momentum == 0.0 {
             return pass0(p, g, |p, g| p - lr * descent.of(g, p));
         }
-        let first = state.is_fresh(BUFFER);
         let [buffer] = state.arrays([BUFFER]);
-        let (momentum, rest) = (T::of(self.momentum), T::of(1.0 - self.dampening));
         let ahead = self.nesterov;
         pass1(p, g, buffer, |p, g, b| {
             let g = descent.of(g, p);
@@ -85,8 +106,9 @@ impl Rule for Sgd {
     }
 
     fn update_rows<T: Float>(&self, p: &mut [T], g: Rows<'_, T>, _state: &mut StateView<'_, T>) {
-        let descent = Descent::new(self.maximize, 0.0);
-        let lr = T::of(self.lr);
+        let step = self.numbers(false);
+        let descent = step.descent();
+        let [lr]: [T; 1] = step.numbers();
         for (row, g) in g.iter() {
             pass0(&mut p[row], g, |p, g| p - lr * descent.of(g, p));
         }

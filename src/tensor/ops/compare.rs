@@ -2,6 +2,7 @@
 
 use super::kernel::{array, elements, map, packed, zip};
 use super::{record_any, same_dtype};
+use crate::tensor::device::not_here;
 use crate::tensor::shape::{self, Lanes};
 use crate::tensor::{DType, Data, Element, Gradient, Tensor, each_dtype};
 use crate::{ErrorKind, Result};
@@ -55,7 +56,13 @@ impl Tensor {
             .into());
         }
         let lanes = Lanes::new(&self.shape(), axis);
-        let places = each_dtype!(&self.data(), a => first_largest(elements(&packed(a)), lanes));
+        let places = match &self.host_data("argmax")? {
+            Data::F32(a) => first_largest(elements(&packed(a)), lanes),
+            Data::F64(a) => first_largest(elements(&packed(a)), lanes),
+            Data::I64(a) => first_largest(elements(&packed(a)), lanes),
+            Data::Bool(a) => first_largest(elements(&packed(a)), lanes),
+            Data::Cuda(a) => return Err(not_here("argmax", a.device())),
+        };
         Ok(Tensor::from_array(array(
             &kept,
             places.into_iter().map(|place| place as i64).collect(),
@@ -66,12 +73,12 @@ impl Tensor {
     /// zero. Between f32 and f64 the gradient is cast back; other casts have none.
     ///
     /// # Errors
-    /// None at present.
+    /// [`ErrorKind::Device`] for elements on a GPU.
     pub fn cast(&self, dtype: DType) -> Result<Tensor> {
         if dtype == self.dtype() {
             return Ok(self.clone());
         }
-        let output = convert(&self.data(), dtype);
+        let output = convert(&self.host_data("cast")?, dtype);
         if !dtype.is_float() || !self.dtype().is_float() {
             return Ok(Tensor::from_data(output));
         }

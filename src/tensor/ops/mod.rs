@@ -81,7 +81,7 @@ fn record<T: Float>(
 }
 
 /// The output of an operation of any dtypes, with an adjoint over [`Data`].
-fn record_any(
+pub(super) fn record_any(
     op: &'static str,
     output: Data,
     inputs: &[&Tensor],

@@ -184,7 +184,7 @@ impl Tensor {
     /// [`ErrorKind::Shape`] if the shapes don't broadcast.
     pub fn where_(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         const OP: &str = "where";
-        let condition = match self.data() {
+        let condition = match self.host_data("where")? {
             Data::Bool(condition) => condition,
             Data::I64(condition) => map(&condition, |c| c != 0),
             other => {
