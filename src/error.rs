@@ -136,7 +136,9 @@ pub enum ErrorKind {
         what: String,
     },
     /// An operation that isn't there for tensors on a GPU, or operands on several devices.
-    #[error("{op}: its operand is on {device}, where there is no such operation; copy it with `to(Device::Cpu)`, or all operands to one device")]
+    #[error(
+        "{op}: its operand is on {device}, where there is no such operation; copy it with `to(Device::Cpu)`, or all operands to one device"
+    )]
     Device {
         /// The operation.
         op: String,

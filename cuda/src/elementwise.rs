@@ -36,9 +36,17 @@ pub fn clamp<T: Float>(a: &Array<T>, most: T) -> Result<Array<T>> {
 fn with_number<T: Float>(name: &str, a: &Array<T>, mut number: T) -> Result<Array<T>> {
     let out = Array::new(a.gpu(), a.len())?;
     let (mut x, mut y, mut n) = (a.pointer()?, out.pointer()?, a.len() as u64);
-    let mut arguments = [(&raw mut x).cast(), (&raw mut y).cast(), (&raw mut n).cast(), (&raw mut number).cast()];
+    let mut arguments = [
+        (&raw mut x).cast(),
+        (&raw mut y).cast(),
+        (&raw mut n).cast(),
+        (&raw mut number).cast(),
+    ];
     // SAFETY: the kernel takes two arrays of one length, which they have, and a number.
-    unsafe { a.gpu().launch(&format!("{name}_{}", T::SUFFIX), (grid(a.len()), 1), &mut arguments)? };
+    unsafe {
+        a.gpu()
+            .launch(&format!("{name}_{}", T::SUFFIX), (grid(a.len()), 1), &mut arguments)?
+    };
     Ok(out)
 }
 

@@ -8,8 +8,8 @@
 //! Each call binds the context to the thread that makes it.
 
 mod array;
-pub mod elementwise;
 pub mod driver;
+pub mod elementwise;
 mod error;
 mod gpu;
 mod memory;

@@ -75,6 +75,8 @@ pub struct Settings {
     pub blas_threads: usize,
     /// Whether the service thread is bound to a processing unit of its own where there is room (`RANKGRAD_PIN`).
     pub pin: bool,
+    /// Whether parameters that are put on this rank live on its GPU (`RANKGRAD_CUDA`).
+    pub cuda: bool,
 }
 
 impl Default for Settings {
@@ -97,6 +99,7 @@ impl Default for Settings {
             compute_threads: 1,
             blas_threads: 1,
             pin: true,
+            cuda: false,
         }
     }
 }

@@ -13,6 +13,7 @@ pub mod arithmetic;
 mod clip;
 mod erased;
 mod float;
+mod gpu;
 pub mod in_backward;
 mod lbfgs;
 mod optimizer;

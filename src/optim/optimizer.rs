@@ -11,7 +11,7 @@ use super::clip::{clamped, is_finite, scaled};
 use super::erased::{ErasedRule, Taken};
 use super::spec::changed;
 use super::{Float, Form, Norm, OptimizerSpec, ParameterState, Rows, StateView};
-use crate::tensor::{DType, Data, Element, Gradient, Leaf, RowSparse, Tensor, Updated};
+use crate::tensor::{DType, Data, Device, Element, Gradient, Leaf, RowSparse, Tensor, Updated};
 use crate::{Error, ErrorKind, Result};
 
 /// What a step did to one parameter.
@@ -54,16 +54,29 @@ impl Checked {
     }
 
     /// Multiplies all gradients by a number. The norms stay those before.
-    pub fn scale(&mut self, factor: f64) {
+    ///
+    /// # Errors
+    /// [`ErrorKind::Cuda`] for gradients on a GPU that can't be used.
+    pub fn scale(&mut self, factor: f64) -> Result<()> {
         if factor != 1.0 {
-            self.gradients.iter_mut().flatten().for_each(|g| *g = scaled(g, factor));
+            for gradient in self.gradients.iter_mut().flatten() {
+                *gradient = scaled(gradient, factor)?;
+            }
         }
+        Ok(())
     }
 
     /// Brings all elements between `-max` and `max`. The norms stay those before.
-    pub fn clamp(&mut self, max: f64) {
-        let clamped = |g: Option<Gradient>| g.map(|g| clamped(g, max));
-        self.gradients = std::mem::take(&mut self.gradients).into_iter().map(clamped).collect();
+    ///
+    /// # Errors
+    /// [`ErrorKind::Cuda`] for gradients on a GPU that can't be used.
+    pub fn clamp(&mut self, max: f64) -> Result<()> {
+        let clamped = |g: Option<Gradient>| g.map(|g| clamped(g, max)).transpose();
+        self.gradients = std::mem::take(&mut self.gradients)
+            .into_iter()
+            .map(clamped)
+            .collect::<Result<_>>()?;
+        Ok(())
     }
 }
 
@@ -87,22 +100,22 @@ impl Checked {
 /// ```
 #[derive(Debug)]
 pub struct Optimizer {
-    groups: Vec<OptimizerSpec>,
-    parameters: Vec<Parameter>,
+    pub(super) groups: Vec<OptimizerSpec>,
+    pub(super) parameters: Vec<Parameter>,
 }
 
 #[derive(Debug)]
-struct Parameter {
+pub(super) struct Parameter {
     /// Its place, for errors.
-    place: usize,
+    pub(super) place: usize,
     tensor: Tensor,
-    leaf: Arc<Leaf>,
-    dtype: DType,
-    shape: Vec<usize>,
-    group: usize,
-    state: Option<ParameterState>,
+    pub(super) leaf: Arc<Leaf>,
+    pub(super) dtype: DType,
+    pub(super) shape: Vec<usize>,
+    pub(super) group: usize,
+    pub(super) state: Option<ParameterState>,
     /// Whether `state` has all that the group's options need.
-    prepared: bool,
+    pub(super) prepared: bool,
 }
 
 impl Optimizer {
@@ -319,9 +332,20 @@ impl Optimizer {
         if gradients.len() != self.len() || !gradients.iter().zip(&self.parameters).all(fits) {
             return Err(argument("apply", "gradients that were checked for other parameters".into()));
         }
-        let each = gradients.into_iter().zip(norms).enumerate();
-        each.map(|(place, (gradient, norm))| self.apply_one(place, gradient, norm))
-            .collect()
+        let on_gpu = |p: &Parameter, g: &Option<Gradient>| p.leaf.device() != Device::Cpu && p.leaf.requires_grad() && g.is_some();
+        let mut together = Vec::new();
+        let mut reports = Vec::with_capacity(self.len());
+        for (place, (gradient, norm)) in gradients.into_iter().zip(norms).enumerate() {
+            match gradient {
+                Some(gradient) if on_gpu(&self.parameters[place], &Some(gradient.clone())) => together.push((place, gradient, norm)),
+                gradient => reports.push((place, self.apply_one(place, gradient, norm)?)),
+            }
+        }
+        if !together.is_empty() {
+            reports.extend(self.apply_on_gpus(together)?);
+            reports.sort_by_key(|report| report.0);
+        }
+        Ok(reports.into_iter().map(|report| report.1).collect())
     }
 
     /// State of a parameter; `None` if it was never updated.
@@ -390,7 +414,7 @@ impl Optimizer {
         };
         let rule = self.groups[p.group].rule();
         let gradient = p.take(rule, gradient)?;
-        p.prepare(rule);
+        p.prepare(rule)?;
         Ok(Some(gradient))
     }
 
@@ -406,10 +430,17 @@ impl Optimizer {
                 in_place: false,
             });
         };
+        if p.leaf.device() != Device::Cpu {
+            let mut reports = self.apply_on_gpus(vec![(place, gradient, norm)])?;
+            return reports
+                .pop()
+                .map(|report| report.1)
+                .ok_or_else(|| argument("apply", "no update".into()));
+        }
         let rule = self.groups[p.group].rule();
         // Options may have changed since the check.
         let gradient = if p.prepared { gradient } else { p.take(rule, gradient)? };
-        p.prepare(rule);
+        p.prepare(rule)?;
         let rows = match &gradient {
             Gradient::Sparse(sparse) => Some(sparse.rows.len()),
             Gradient::Dense(_) => None,
@@ -434,7 +465,7 @@ impl Optimizer {
 
 impl Parameter {
     /// The gradient in the form that the rule takes, or why it doesn't.
-    fn take(&self, rule: &dyn ErasedRule, gradient: Gradient) -> Result<Gradient> {
+    pub(super) fn take(&self, rule: &dyn ErasedRule, gradient: Gradient) -> Result<Gradient> {
         let refused = |why: String| {
             Error::from(ErrorKind::GradientKind {
                 optimizer: rule.name().into(),
@@ -459,13 +490,15 @@ impl Parameter {
         }
     }
 
-    fn prepare(&mut self, rule: &dyn ErasedRule) {
+    pub(super) fn prepare(&mut self, rule: &dyn ErasedRule) -> Result<()> {
         if !self.prepared {
+            let kind = (self.dtype, self.leaf.device());
             self.state
                 .get_or_insert_default()
-                .prepare(rule.scalars(), rule.arrays(&self.shape), self.dtype);
+                .prepare(rule.scalars(), rule.arrays(&self.shape), kind)?;
             self.prepared = true;
         }
+        Ok(())
     }
 }
 
@@ -475,7 +508,7 @@ fn contiguous(mut sparse: RowSparse) -> RowSparse {
 }
 
 /// One update of a parameter's values by a gradient in the form that the rule takes, or the text of a panic in the rule.
-fn update(
+pub(super) fn update(
     rule: &dyn ErasedRule,
     data: &mut Data,
     gradient: &Gradient,

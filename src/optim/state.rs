@@ -1,9 +1,7 @@
 //! What an optimizer keeps for each parameter.
 
-use ndarray::ArrayD;
-
 use super::{Float, StateArray};
-use crate::tensor::{DType, Data};
+use crate::tensor::{DType, Data, Device};
 use crate::{ErrorKind, Result};
 
 /// One parameter's state: numbers and arrays by name, under torch's names.
@@ -64,8 +62,8 @@ impl ParameterState {
         self.used
     }
 
-    /// Adds what a rule keeps and isn't there yet. After it an update allocates no state.
-    pub(super) fn prepare(&mut self, scalars: &[(&str, f64)], arrays: Vec<StateArray>, dtype: DType) {
+    /// Adds what a rule keeps and isn't there yet, and brings all to a device. After it an update allocates no state.
+    pub(super) fn prepare(&mut self, scalars: &[(&str, f64)], arrays: Vec<StateArray>, (dtype, device): (DType, Device)) -> Result<()> {
         for &(name, value) in scalars {
             if !self.scalars.iter().any(|(n, _)| n == name) {
                 self.scalars.push((name.into(), value));
@@ -75,11 +73,52 @@ impl ParameterState {
             if !self.arrays.iter().any(|a| a.name == array.name) {
                 self.arrays.push(Named {
                     name: array.name.into(),
-                    data: filled(dtype, &array),
+                    data: Data::filled_on(device, dtype, &array.shape, array.fill)?,
                     fresh: true,
                 });
             }
         }
+        for array in self.arrays.iter_mut().filter(|array| array.data.device() != device) {
+            array.data = array.data.to(device)?;
+        }
+        Ok(())
+    }
+
+    /// The array of this name, also if it is fresh.
+    pub(super) fn array_mut(&mut self, name: &str) -> Option<&mut Data> {
+        self.arrays.iter_mut().find(|a| a.name == name).map(|a| &mut a.data)
+    }
+
+    /// As `array_mut`, to look at.
+    pub(super) fn any_array(&self, name: &str) -> Option<&Data> {
+        self.arrays.iter().find(|a| a.name == name).map(|a| &a.data)
+    }
+
+    /// An update has used these arrays.
+    pub(super) fn mark_used(&mut self, names: &[&str]) {
+        self.used = true;
+        self.arrays
+            .iter_mut()
+            .filter(|a| names.contains(&a.name.as_str()))
+            .for_each(|a| a.fresh = false);
+    }
+
+    /// The numbers, to be put back if an update fails.
+    pub(super) fn numbers(&self) -> (bool, Vec<(String, f64)>) {
+        (self.used, self.scalars.clone())
+    }
+
+    pub(super) fn set_numbers(&mut self, (used, numbers): (bool, Vec<(String, f64)>)) {
+        (self.used, self.scalars) = (used, numbers);
+    }
+
+    /// The same state with its arrays on a device.
+    pub(super) fn on(&self, device: Device) -> Result<Self> {
+        let mut moved = self.clone();
+        for array in &mut moved.arrays {
+            array.data = array.data.to(device)?;
+        }
+        Ok(moved)
     }
 
     /// Without the arrays that a rule no longer keeps under its options.
@@ -115,13 +154,6 @@ impl ParameterState {
             }
         }
         Ok(())
-    }
-}
-
-fn filled(dtype: DType, array: &StateArray) -> Data {
-    match dtype {
-        DType::F32 => Data::F32(ArrayD::from_elem(array.shape.as_slice(), array.fill as f32).into_shared()),
-        _ => Data::F64(ArrayD::from_elem(array.shape.as_slice(), array.fill).into_shared()),
     }
 }
 

@@ -21,6 +21,8 @@ pub use device::{CudaArray, Device};
 pub use float::Float;
 pub use gradient::{Gradient, RowSparse};
 pub use hooks::HookHandle;
+#[cfg(feature = "cuda")]
+pub(crate) use leaf::LeafUpdate;
 pub use leaf::{Leaf, Updated};
 pub use ops::{Gelu, Reduction};
 pub use shape::IntoShape;

@@ -373,7 +373,7 @@ crate::remote! {
         let mut part = lock(&owner.part);
         let mut checked = part.check(&recordings, changed, expected, Norm::Two)?;
         if let Some(max) = clamp {
-            checked.clamp(max);
+            checked.clamp(max)?;
         }
         apply(scope, &owner, &mut part, checked, Norm::Two, start)
     }
@@ -407,9 +407,9 @@ crate::remote! {
             return Err(no_such("step", scope.rank(), "prepared gradients"));
         };
         let mut part = lock(&owner.part);
-        checked.scale(scale);
+        checked.scale(scale)?;
         if let Some(max) = clamp {
-            checked.clamp(max);
+            checked.clamp(max)?;
         }
         apply(scope, &owner, &mut part, checked, norm, start)
     }

@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 
 use crate::optim::{Optimizer, OptimizerSpec, names};
-use crate::tensor::{DType, Data, Gradient, RowSparse, Tensor};
+use crate::tensor::{DType, Data, Device, Gradient, RowSparse, Tensor};
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/bits.txt");
 const STEPS: u64 = 6;
@@ -141,12 +141,12 @@ fn absorb_data(hash: &mut u64, data: &Data) {
 }
 
 /// The hash of parameters and state, over all steps.
-fn bits(spec: OptimizerSpec, dtype: DType, sparse: bool) -> u64 {
+fn bits(spec: OptimizerSpec, dtype: DType, sparse: bool, device: Device) -> u64 {
     let shapes = if sparse { &SHAPES[..1] } else { &SHAPES };
     let parameters: Vec<Tensor> = shapes
         .iter()
         .zip(1..)
-        .map(|(shape, seed)| tensor(dtype, shape, seed).parameter().unwrap())
+        .map(|(shape, seed)| tensor(dtype, shape, seed).to(device).unwrap().parameter().unwrap())
         .collect();
     let mut optimizer = Optimizer::new(spec, parameters.clone()).unwrap();
     let mut hash = 0xcbf2_9ce4_8422_2325;
@@ -164,10 +164,12 @@ fn bits(spec: OptimizerSpec, dtype: DType, sparse: bool) -> u64 {
         };
         optimizer.step(&mut |place| Some(gradient(place))).unwrap();
         for (place, p) in parameters.iter().enumerate() {
-            absorb_data(&mut hash, &p.data());
+            absorb_data(&mut hash, &p.data().to(Device::Cpu).unwrap());
             let state = optimizer.state(place).unwrap();
             state.scalars().for_each(|(_, x)| absorb(&mut hash, &x.to_bits().to_le_bytes()));
-            state.arrays().for_each(|(_, data)| absorb_data(&mut hash, data));
+            state
+                .arrays()
+                .for_each(|(_, data)| absorb_data(&mut hash, &data.to(Device::Cpu).unwrap()));
         }
     }
     hash
@@ -175,6 +177,18 @@ fn bits(spec: OptimizerSpec, dtype: DType, sparse: bool) -> u64 {
 
 #[test]
 fn the_bits_are_those_in_the_file() {
+    check(Device::Cpu);
+}
+
+/// Kernels give the bits of the loops; rules that have none run here.
+#[cfg(feature = "cuda")]
+#[test]
+fn the_bits_on_a_gpu_are_those_in_the_file() {
+    let (device, _turn) = crate::tensor::device::testing::device();
+    check(device);
+}
+
+fn check(device: Device) {
     let mut found = String::new();
     for name in names().into_iter().filter(|&name| name != "Muon") {
         let variants = variants(name);
@@ -189,11 +203,11 @@ fn the_bits_are_those_in_the_file() {
             for dtype in [DType::F32, DType::F64] {
                 let spec = OptimizerSpec::from_json(name, &options).unwrap();
                 let form = if sparse { "sparse" } else { "dense" };
-                writeln!(found, "{name} {dtype} {form} {options} {:016x}", bits(spec, dtype, sparse)).unwrap();
+                writeln!(found, "{name} {dtype} {form} {options} {:016x}", bits(spec, dtype, sparse, device)).unwrap();
             }
         }
     }
-    if std::env::var_os("WRITE_BITS").is_some() {
+    if device == Device::Cpu && std::env::var_os("WRITE_BITS").is_some() {
         std::fs::write(FILE, &found).unwrap();
     }
     let expected = std::fs::read_to_string(FILE).unwrap();

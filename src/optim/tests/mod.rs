@@ -3,4 +3,6 @@
 mod bits;
 mod contract;
 mod golden;
+#[cfg(feature = "cuda")]
+mod gpu;
 mod reference;

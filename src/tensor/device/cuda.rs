@@ -23,6 +23,30 @@ pub(crate) enum Elements {
     Bool(Array<u8>),
 }
 
+/// `f32` or `f64`, on a GPU.
+pub(crate) trait GpuFloat: rankgrad_cuda::Float {
+    fn of_elements(elements: &Elements) -> Option<&Array<Self>>;
+    fn into_elements(array: Array<Self>) -> Elements;
+}
+
+macro_rules! gpu_float {
+    ($type:ty, $variant:ident) => {
+        impl GpuFloat for $type {
+            fn of_elements(elements: &Elements) -> Option<&Array<Self>> {
+                match elements {
+                    Elements::$variant(array) => Some(array),
+                    _ => None,
+                }
+            }
+            fn into_elements(array: Array<Self>) -> Elements {
+                Elements::$variant(array)
+            }
+        }
+    };
+}
+gpu_float!(f32, F32);
+gpu_float!(f64, F64);
+
 /// Runs one expression on the elements, whatever their dtype.
 macro_rules! each {
     ($elements:expr, $array:ident => $body:expr) => {
@@ -56,7 +80,7 @@ fn not_float(op: &str) -> Error {
 fn listed(text: &str) -> impl Iterator<Item = usize> + '_ {
     text.trim().split(',').flat_map(|part| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
-        match (first.parse(), last.parse()) {
+        match (first.parse::<usize>(), last.parse::<usize>()) {
             (Ok(first), Ok(last)) => first..last + 1,
             _ => 0..0,
         }
@@ -91,15 +115,23 @@ impl CudaArray {
         }
     }
 
-    pub(crate) fn elements(&self) -> &Elements {
-        &self.elements
+    /// The elements, if they are of this type.
+    pub(crate) fn floats<T: GpuFloat>(&self) -> Option<&Array<T>> {
+        T::of_elements(&self.elements)
+    }
+
+    /// Floats in a shape that holds as many.
+    pub(crate) fn of_floats<T: GpuFloat>(array: Array<T>, shape: &[usize]) -> Self {
+        CudaArray::of(T::into_elements(array), shape)
     }
 
     /// Contiguous elements, copied to a device.
     pub(crate) fn from_host(data: &Data, ordinal: u32) -> Result<Self> {
         let gpu = Gpu::open(ordinal)?;
         fn slice<T: Copy>(array: &ndarray::ArcArray<T, IxDyn>) -> std::borrow::Cow<'_, [T]> {
-            array.as_slice().map_or_else(|| array.iter().copied().collect::<Vec<_>>().into(), Into::into)
+            array
+                .as_slice()
+                .map_or_else(|| array.iter().copied().collect::<Vec<_>>().into(), Into::into)
         }
         let elements = match data {
             Data::F32(a) => Elements::F32(Array::from_slice(&gpu, &slice(a))?),

@@ -4,11 +4,15 @@
 mod cuda;
 #[cfg(not(feature = "cuda"))]
 mod none;
+#[cfg(all(test, feature = "cuda"))]
+pub(crate) mod testing;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 #[cfg(feature = "cuda")]
 pub use cuda::CudaArray;
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::GpuFloat;
 #[cfg(not(feature = "cuda"))]
 pub use none::CudaArray;
 use serde::{Deserialize, Serialize};

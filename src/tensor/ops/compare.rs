@@ -4,7 +4,7 @@ use super::kernel::{array, elements, map, packed, zip};
 use super::{record_any, same_dtype};
 use crate::tensor::device::not_here;
 use crate::tensor::shape::{self, Lanes};
-use crate::tensor::{DType, Data, Element, Gradient, Tensor, each_dtype};
+use crate::tensor::{DType, Data, Element, Gradient, Tensor};
 use crate::{ErrorKind, Result};
 
 /// Declares a comparison of any dtype.

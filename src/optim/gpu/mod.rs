@@ -1,0 +1,6 @@
+//! Updates of parameters that live on GPUs.
+
+#[cfg(feature = "cuda")]
+mod cuda;
+#[cfg(not(feature = "cuda"))]
+mod none;
