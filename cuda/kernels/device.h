@@ -33,3 +33,10 @@ template <typename T> __device__ inline void store(T *x, u64 i, T value) { ((Glo
 template <typename T> struct Wide;
 template <> struct Wide<float> { typedef float type __attribute__((ext_vector_type(4))); };
 template <> struct Wide<double> { typedef double type __attribute__((ext_vector_type(2))); };
+
+__device__ inline u32 bits(float x) { return __builtin_bit_cast(u32, x); }
+__device__ inline u64 bits(double x) { return __builtin_bit_cast(u64, x); }
+__device__ inline float with_sign(float x, float of) { return __builtin_bit_cast(float, (bits(x) & 0x7fffffffu) | (bits(of) & 0x80000000u)); }
+__device__ inline double with_sign(double x, double of) {
+    return __builtin_bit_cast(double, (bits(x) & 0x7fffffffffffffffull) | (bits(of) & 0x8000000000000000ull));
+}

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use cust::context::{Context, CurrentContext};
 use cust::device::{Device, DeviceAttribute};
+use cust::event::{Event, EventFlags};
 use cust::module::Module;
 use cust::stream::{Stream, StreamFlags};
 use cust::sys::{CUfunction, CUresult};
@@ -170,6 +171,22 @@ impl Gpu {
         self.bind()?;
         self.0.copies.synchronize().map_err(|_| self.failed("waiting for copies"))?;
         self.0.stream.synchronize().map_err(|_| self.failed("waiting for the device"))
+    }
+
+    /// Seconds that the device takes for the work that is asked for in `work`, by its own clock. Blocks until it is done.
+    ///
+    /// # Errors
+    /// What `work` returns, and [`Error::Driver`].
+    pub fn time(&self, work: impl FnOnce() -> Result<()>) -> Result<f64> {
+        self.bind()?;
+        let [start, end] = [(); 2].map(|()| Event::new(EventFlags::DEFAULT).map_err(|_| self.failed("cuEventCreate")));
+        let (start, end) = (start?, end?);
+        start.record(&self.0.stream).map_err(|_| self.failed("cuEventRecord"))?;
+        work()?;
+        end.record(&self.0.stream).map_err(|_| self.failed("cuEventRecord"))?;
+        end.synchronize().map_err(|_| self.failed("cuEventSynchronize"))?;
+        let milliseconds = end.elapsed_time_f32(&start).map_err(|_| self.failed("cuEventElapsedTime"))?;
+        Ok(f64::from(milliseconds) * 1e-3)
     }
 
     /// Makes its context current on this thread.

@@ -13,6 +13,7 @@ pub mod elementwise;
 mod error;
 mod gpu;
 mod memory;
+pub mod ops;
 pub mod rules;
 
 pub use array::{Array, Float, Scalar};

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use ndarray::{ArcArray, Array, ArrayBase, ArrayD, Dimension, IxDyn, OwnedRepr};
 
-use super::device::not_here;
 use super::graph::Edge;
 use super::{DType, Data, Device, Element, Gradient, HookHandle, IntoShape, Leaf, shape};
 use crate::{ErrorKind, Result};
@@ -290,20 +289,17 @@ impl Tensor {
         }
     }
 
-    /// Its values as an ndarray, without a copy.
+    /// Its values as an ndarray, without a copy. Those on a GPU are copied here, which waits for it.
     ///
     /// # Errors
-    /// [`ErrorKind::DType`] if its elements aren't of type `T`.
+    /// [`ErrorKind::DType`] if its elements aren't of type `T`; [`ErrorKind::Cuda`].
     pub fn array<T: Element>(&self) -> Result<ArcArray<T, IxDyn>> {
-        T::take(self.data())
+        T::take(self.host_data()?)
     }
 
     /// Its values in the memory of this rank, for an operation that isn't there on GPUs.
-    pub(crate) fn host_data(&self, op: &str) -> Result<Data> {
-        match self.device() {
-            Device::Cpu => Ok(self.data()),
-            device => Err(not_here(op, device)),
-        }
+    pub(crate) fn host_data(&self) -> Result<Data> {
+        self.data().to(Device::Cpu)
     }
 
     /// Its values as an ndarray of its own; without a copy if nobody else holds them.
@@ -311,7 +307,11 @@ impl Tensor {
     /// # Errors
     /// [`ErrorKind::DType`] if its elements aren't of type `T`.
     pub fn into_array<T: Element>(self) -> Result<ArrayD<T>> {
-        T::take(self.into_data()).map(ArrayBase::<_, IxDyn>::into_owned)
+        let mut data = self.into_data();
+        if data.device() != Device::Cpu {
+            data = data.to(Device::Cpu)?;
+        }
+        T::take(data).map(ArrayBase::<_, IxDyn>::into_owned)
     }
 
     /// Its elements in row-major order. Those on a GPU are copied here, which waits for it.
@@ -319,7 +319,7 @@ impl Tensor {
     /// # Errors
     /// [`ErrorKind::DType`] if its elements aren't of type `T`; [`ErrorKind::Cuda`].
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
-        Ok(T::take(self.data().to(Device::Cpu)?)?.iter().copied().collect())
+        Ok(self.array::<T>()?.iter().copied().collect())
     }
 
     /// The element of a tensor that has one.
@@ -327,7 +327,7 @@ impl Tensor {
     /// # Errors
     /// [`ErrorKind::DType`] if it isn't of type `T`, [`ErrorKind::Shape`] unless there is exactly one.
     pub fn item<T: Element>(&self) -> Result<T> {
-        let array = T::take(self.data().to(Device::Cpu)?)?;
+        let array = self.array::<T>()?;
         match array.first() {
             Some(&element) if array.len() == 1 => Ok(element),
             _ => Err(shape::mismatch(

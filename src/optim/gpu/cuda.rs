@@ -182,24 +182,6 @@ fn values(gradient: &Gradient) -> &Data {
     }
 }
 
-fn floats<T: GpuFloat>(data: &Data) -> Result<&Array<T>> {
-    let array = match data {
-        Data::Cuda(array) => array.floats::<T>(),
-        _ => None,
-    };
-    array.ok_or_else(|| {
-        ErrorKind::Cuda {
-            what: format!(
-                "an array of {} {:?} on {} where a parameter's on a GPU was expected",
-                data.dtype(),
-                data.shape(),
-                data.device()
-            ),
-        }
-        .into()
-    })
-}
-
 /// Device, kernel and piece: what is launched together.
 type Key = (u32, Kernel, usize);
 
@@ -263,7 +245,7 @@ impl<'a, 'l, T: Both> Prepared<'a, 'l, T> {
         step: Step,
         kernel: Kernel,
     ) -> Result<(Key, LeafUpdate<'l>, Option<Data>, [Option<Array<T>>; 3])> {
-        let p = floats::<T>(leaf.data())?;
+        let p = leaf.data().gpu_floats::<T>()?;
         let fresh = match (&job.gradient, leaf.data().is_unique()) {
             (_, true) => None,
             (Gradient::Dense(_), false) => Some(Array::new(p.gpu(), p.len())?),
@@ -278,7 +260,7 @@ impl<'a, 'l, T: Both> Prepared<'a, 'l, T> {
             let data = data.ok_or_else(|| ErrorKind::Cuda {
                 what: format!("no state `{name}` of {}", job.rule.name()),
             })?;
-            let array = floats::<T>(data)?;
+            let array = data.gpu_floats::<T>()?;
             *slot = Some(if array.is_unique() { array.clone() } else { array.deep_copy()? });
         }
         Ok(((p.gpu().ordinal(), kernel, job.piece), leaf, fresh, arrays))
@@ -286,8 +268,8 @@ impl<'a, 'l, T: Both> Prepared<'a, 'l, T> {
 
     /// What its launch is told. Out of place, rows are updated in the copy.
     fn launch(&self) -> Result<rules::Step<'_, T>> {
-        let old = floats::<T>(self.leaf.data())?;
-        let out = self.fresh.as_ref().map_or(Ok(old), floats::<T>)?;
+        let old = self.leaf.data().gpu_floats::<T>()?;
+        let out = self.fresh.as_ref().map_or(Ok(old), Data::gpu_floats::<T>)?;
         let rows = match &self.job.gradient {
             Gradient::Sparse(RowSparse { rows, .. }) => Some(&rows[..]),
             Gradient::Dense(_) => None,
@@ -307,7 +289,7 @@ impl<'a, 'l, T: Both> Prepared<'a, 'l, T> {
         Ok(rules::Step {
             p: if rows.is_some() { out } else { old },
             out,
-            g: floats::<T>(values(&self.job.gradient))?,
+            g: values(&self.job.gradient).gpu_floats::<T>()?,
             rows,
             state: [a.as_ref(), b.as_ref(), c.as_ref()],
             numbers,

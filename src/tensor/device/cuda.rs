@@ -93,6 +93,23 @@ fn allowed_cores() -> Vec<usize> {
     line.map(|list| listed(list).collect()).unwrap_or_default()
 }
 
+impl Data {
+    /// Floats on a GPU.
+    pub(crate) fn gpu_floats<T: GpuFloat>(&self) -> Result<&Array<T>> {
+        let array = match self {
+            Data::Cuda(array) => array.floats::<T>(),
+            _ => None,
+        };
+        array.ok_or_else(|| {
+            let (dtype, shape, device) = (self.dtype(), self.shape(), self.device());
+            ErrorKind::Cuda {
+                what: format!("an array of {dtype} {shape:?} on {device} where another dtype on a GPU was expected"),
+            }
+            .into()
+        })
+    }
+}
+
 impl CudaArray {
     /// Devices whose cores this process may use; all if that can't be told.
     pub(crate) fn near() -> Result<Vec<u32>> {

@@ -4,6 +4,11 @@
 mod cuda;
 #[cfg(not(feature = "cuda"))]
 mod none;
+#[cfg(not(feature = "cuda"))]
+#[path = "no_ops.rs"]
+pub(crate) mod ops;
+#[cfg(feature = "cuda")]
+pub(crate) mod ops;
 #[cfg(all(test, feature = "cuda"))]
 pub(crate) mod testing;
 
@@ -28,7 +33,8 @@ pub enum Device {
     /// The memory of this rank.
     #[default]
     Cpu,
-    /// A GPU, by its number among those that this process sees, from 0. Needs the feature `cuda`.
+    /// A GPU, by its number among those that this process sees, from 0. Needs the feature `cuda`. An operation that has no kernel runs here, on a
+    /// copy of its operands, and so do those whose operands are on several devices; their results are here.
     Cuda(u32),
 }
 

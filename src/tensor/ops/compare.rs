@@ -56,12 +56,12 @@ impl Tensor {
             .into());
         }
         let lanes = Lanes::new(&self.shape(), axis);
-        let places = match &self.host_data("argmax")? {
+        let places = match &self.host_data()? {
             Data::F32(a) => first_largest(elements(&packed(a)), lanes),
             Data::F64(a) => first_largest(elements(&packed(a)), lanes),
             Data::I64(a) => first_largest(elements(&packed(a)), lanes),
             Data::Bool(a) => first_largest(elements(&packed(a)), lanes),
-            Data::Cuda(a) => return Err(not_here("argmax", a.device())),
+            Data::Cuda(_) => return Err(not_here("argmax", self.device())),
         };
         Ok(Tensor::from_array(array(
             &kept,
@@ -73,12 +73,12 @@ impl Tensor {
     /// zero. Between f32 and f64 the gradient is cast back; other casts have none.
     ///
     /// # Errors
-    /// [`ErrorKind::Device`] for elements on a GPU.
+    /// [`ErrorKind::Cuda`] for elements on a GPU that can't be read.
     pub fn cast(&self, dtype: DType) -> Result<Tensor> {
         if dtype == self.dtype() {
             return Ok(self.clone());
         }
-        let output = convert(&self.host_data("cast")?, dtype);
+        let output = convert(&self.host_data()?, dtype);
         if !dtype.is_float() || !self.dtype().is_float() {
             return Ok(Tensor::from_data(output));
         }
