@@ -35,6 +35,8 @@ mod world;
 pub use dist::{BackwardOptions, Context, DistributedLbfgs, DistributedOptimizer, Mode, ParameterCalls, StepReport};
 pub use error::{Error, ErrorKind, OwnerFailure, Result};
 pub use protocol::{ContextId, OptimizerId, RefId, ValueId};
+#[cfg(feature = "cuda")]
+pub use rankgrad_cuda as cuda;
 pub use rpc::{Calls, Future, Scope};
 pub use rref::{Fetch, RRef};
 pub use tensor::Tensor;

@@ -262,6 +262,37 @@ impl<T: Scalar> Array<T> {
         Ok(copy)
     }
 
+    /// A copy of elements that something else put on the device, such as the host program's own kernels. It is made after all that was asked of `stream`
+    /// before, and what is asked of `stream` later comes after the copy; a null `stream` is the legacy default one. Local; doesn't wait for the device.
+    ///
+    /// # Safety
+    /// `pointer` must be the address of `length` elements on this device that stay there until the copy is done, and `stream` a stream of its primary
+    /// context.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], [`Error::Driver`].
+    pub unsafe fn copy_from_device(gpu: &Gpu, pointer: u64, length: usize, stream: *mut std::ffi::c_void) -> Result<Self> {
+        let copy = Self::new(gpu, length)?;
+        if length > 0 {
+            let (target, foreign) = (copy.pointer()?, stream.cast());
+            gpu.bind()?;
+            gpu.after(foreign, gpu.0.stream.as_inner())?;
+            // SAFETY: the source is the caller's promise; the target has as many bytes.
+            let code = unsafe { sys::cuMemcpyDtoDAsync_v2(target, pointer, length * size_of::<T>(), gpu.0.stream.as_inner()) };
+            gpu.check(code, "copying on the device")?;
+            gpu.after(gpu.0.stream.as_inner(), foreign)?;
+        }
+        Ok(copy)
+    }
+
+    /// The address, and the stream after whose work of now it holds the elements: for the host program's own kernels, as long as this lives.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn as_device_pointer(&self) -> Result<(u64, *mut std::ffi::c_void)> {
+        Ok((self.pointer()?, self.gpu().0.stream.as_inner().cast()))
+    }
+
     /// The address, for work that the stream does next.
     pub(crate) fn pointer(&self) -> Result<u64> {
         Ok(self.region.block.pointer()? + self.region.start as u64)

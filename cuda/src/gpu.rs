@@ -9,7 +9,7 @@ use cust::device::{Device, DeviceAttribute};
 use cust::event::{Event, EventFlags};
 use cust::module::Module;
 use cust::stream::{Stream, StreamFlags};
-use cust::sys::{CUfunction, CUresult};
+use cust::sys::{self, CUfunction, CUresult, CUstream};
 use cust::{CudaFlags, error::CudaError};
 
 use crate::memory::{Pool, Staging};
@@ -203,6 +203,23 @@ impl Gpu {
         match code {
             CUresult::CUDA_SUCCESS => Ok(()),
             _ => Err(self.failed(operation)),
+        }
+    }
+
+    /// Makes one stream wait for what was asked of another.
+    pub(crate) fn after(&self, first: CUstream, second: CUstream) -> Result<()> {
+        let mut event = std::ptr::null_mut();
+        // SAFETY: the pointer is valid for a write; the streams are the caller's; the driver keeps a destroyed event until nothing waits for it.
+        unsafe {
+            self.check(
+                sys::cuEventCreate(&mut event, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32),
+                "cuEventCreate",
+            )?;
+            let ordered = self
+                .check(sys::cuEventRecord(event, first), "cuEventRecord")
+                .and_then(|()| self.check(sys::cuStreamWaitEvent(second, event, 0), "cuStreamWaitEvent"));
+            let _ = sys::cuEventDestroy_v2(event);
+            ordered
         }
     }
 

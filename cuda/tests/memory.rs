@@ -164,3 +164,17 @@ fn raw_codes_are_told() {
         assert_eq!(fake::counts(), fake::Counts::default(), "{function}");
     }
 }
+
+#[test]
+fn elements_of_others_come_in_the_order_of_their_stream() {
+    let _turn = turn();
+    let gpu = gpu();
+    // What another part of the program has on the device, filled on its stream.
+    let foreign = Array::from_slice(&gpu, &[1.5_f64; 100]).unwrap();
+    let (pointer, stream) = foreign.as_device_pointer().unwrap();
+    // SAFETY: the elements are there, and so is the stream, as long as `foreign` lives.
+    let copy = unsafe { Array::<f64>::copy_from_device(&gpu, pointer, 100, stream) }.unwrap();
+    assert_eq!(copy.to_vec().unwrap(), [1.5; 100]);
+    // SAFETY: as above, for no elements.
+    assert!(unsafe { Array::<f64>::copy_from_device(&gpu, 0, 0, stream) }.unwrap().is_empty());
+}

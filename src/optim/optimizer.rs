@@ -332,12 +332,12 @@ impl Optimizer {
         if gradients.len() != self.len() || !gradients.iter().zip(&self.parameters).all(fits) {
             return Err(argument("apply", "gradients that were checked for other parameters".into()));
         }
-        let on_gpu = |p: &Parameter, g: &Option<Gradient>| p.leaf.device() != Device::Cpu && p.leaf.requires_grad() && g.is_some();
         let mut together = Vec::new();
         let mut reports = Vec::with_capacity(self.len());
         for (place, (gradient, norm)) in gradients.into_iter().zip(norms).enumerate() {
+            let leaf = &self.parameters[place].leaf;
             match gradient {
-                Some(gradient) if on_gpu(&self.parameters[place], &Some(gradient.clone())) => together.push((place, gradient, norm)),
+                Some(gradient) if leaf.device() != Device::Cpu && leaf.requires_grad() => together.push((place, gradient, norm)),
                 gradient => reports.push((place, self.apply_one(place, gradient, norm)?)),
             }
         }

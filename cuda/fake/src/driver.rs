@@ -136,14 +136,22 @@ functions! {
         current(state)?;
         // SAFETY: an image of PTX is a C string.
         let text = unsafe { CStr::from_ptr(image) }.to_str().map_err(|_| INVALID_PTX)?;
-        let kernels = ptx::parse(text).inspect_err(|why| eprintln!("fake driver: {why}")).map_err(|_| INVALID_PTX)?;
+        let kernels = match state.read.iter().find(|(known, _)| known == text) {
+            Some((_, kernels)) => kernels.clone(),
+            None => {
+                let kernels = ptx::parse(text).inspect_err(|why| eprintln!("fake driver: {why}")).map_err(|_| INVALID_PTX)?;
+                let kernels: Vec<_> = kernels.into_iter().map(Arc::new).collect();
+                state.read.push((text.into(), kernels.clone()));
+                kernels
+            }
+        };
         let handle = state.handle();
-        state.modules.insert(handle, kernels.into_iter().map(Arc::new).collect());
+        state.modules.insert(handle, kernels);
         give!(module, handle)
     }
     fn cuModuleUnload(state, module: u64) {
-        let kernels = state.modules.remove(&module).ok_or(INVALID_HANDLE)?;
-        state.functions.retain(|_, function| !kernels.iter().any(|kernel| Arc::ptr_eq(kernel, function)));
+        state.modules.remove(&module).ok_or(INVALID_HANDLE)?;
+        state.functions.retain(|_, (of, _)| *of != module);
         Ok(())
     }
     fn cuModuleGetFunction(state, function: *mut u64, module: u64, name: *const c_char) {
@@ -152,7 +160,7 @@ functions! {
         let kernels = state.modules.get(&module).ok_or(INVALID_HANDLE)?;
         let kernel = kernels.iter().find(|kernel| kernel.name == name).ok_or(NOT_FOUND)?.clone();
         let handle = state.handle();
-        state.functions.insert(handle, kernel);
+        state.functions.insert(handle, (module, kernel));
         give!(function, handle)
     }
 
@@ -266,7 +274,7 @@ functions! {
         state, function: u64, x: c_uint, y: c_uint, z: c_uint, threads: c_uint, threads_y: c_uint, threads_z: c_uint,
         shared: c_uint, stream: u64, arguments: *mut *mut c_void, _extra: *mut *mut c_void,
     ) {
-        let kernel = state.functions.get(&function).ok_or(INVALID_HANDLE)?.clone();
+        let (_, kernel) = state.functions.get(&function).ok_or(INVALID_HANDLE)?.clone();
         if [x, y, threads].contains(&0) || [z, threads_y, threads_z] != [1; 3] || threads > kernel.threads || shared != 0 {
             return Err(INVALID_VALUE);
         }

@@ -86,7 +86,10 @@ pub(crate) struct State {
     pub bytes: usize,
     pub devices: BTreeMap<u32, Device>,
     pub modules: BTreeMap<u64, Vec<Arc<Kernel>>>,
-    pub functions: BTreeMap<u64, Arc<Kernel>>,
+    /// Each with its module.
+    pub functions: BTreeMap<u64, (u64, Arc<Kernel>)>,
+    /// Texts that were read before, since tests load the same ones often.
+    pub read: Vec<(String, Vec<Arc<Kernel>>)>,
     pub streams: BTreeMap<u64, Stream>,
     pub events: BTreeMap<u64, Event>,
     pub pinned: BTreeMap<u64, Vec<u64>>,
@@ -159,6 +162,7 @@ impl State {
             devices: BTreeMap::new(),
             modules: BTreeMap::new(),
             functions: BTreeMap::new(),
+            read: Vec::new(),
             streams: BTreeMap::new(),
             events: BTreeMap::new(),
             pinned: BTreeMap::new(),

@@ -4,7 +4,7 @@ use ndarray::{ArrayD, Dimension, IxDyn};
 use rankgrad_cuda::{Array, Gpu, Scalar, elementwise, rules};
 
 use super::{Device, NormKind};
-use crate::tensor::{DType, Data};
+use crate::tensor::{DType, Data, IntoShape};
 use crate::{Error, ErrorKind, Result};
 
 /// Elements of a tensor on a GPU. Cloning shares them; who writes to them makes sure that nobody else holds them.
@@ -107,6 +107,34 @@ impl Data {
             }
             .into()
         })
+    }
+}
+
+/// Arrays of the crate `rankgrad_cuda`, such as gradients that a program's own kernels made, without a copy.
+impl CudaArray {
+    /// Elements of type `f32`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] if the shape holds another number of elements.
+    pub fn from_f32(array: Array<f32>, shape: impl IntoShape) -> Result<Self> {
+        Self::shaped(Elements::F32(array), &shape.into_shape())
+    }
+
+    /// Elements of type `f64`.
+    ///
+    /// # Errors
+    /// As [`from_f32`](Self::from_f32).
+    pub fn from_f64(array: Array<f64>, shape: impl IntoShape) -> Result<Self> {
+        Self::shaped(Elements::F64(array), &shape.into_shape())
+    }
+
+    fn shaped(elements: Elements, shape: &[usize]) -> Result<Self> {
+        let array = Self::of(elements, shape);
+        if crate::tensor::shape::count("from_array", shape)? != array.len() {
+            let rule = "the shape must hold as many elements as the array";
+            return Err(crate::tensor::shape::mismatch("from_array", &[array.len()], shape, rule));
+        }
+        Ok(array)
     }
 }
 

@@ -25,10 +25,10 @@ pub(crate) fn embedding(_: &Tensor, _: &[usize], _: &[usize]) -> Nothing {
 pub(crate) enum Scored {}
 
 impl Scored {
-    pub fn rows(&self) -> &[(f64, f64)] {
+    pub(crate) fn rows(&self) -> &[(f64, f64)] {
         match *self {}
     }
-    pub fn gradient(&self, _: &[f64]) -> Result<Data> {
+    pub(crate) fn gradient(&self, _: &[f64]) -> Result<Data> {
         match *self {}
     }
 }

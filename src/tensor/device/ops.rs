@@ -254,12 +254,12 @@ pub(crate) struct Scored {
 }
 
 impl Scored {
-    pub fn rows(&self) -> &[(f64, f64)] {
+    pub(crate) fn rows(&self) -> &[(f64, f64)] {
         &self.rows
     }
 
     /// The gradient of the scores from that of each row's loss.
-    pub fn gradient(&self, losses: &[f64]) -> Result<Data> {
+    pub(crate) fn gradient(&self, losses: &[f64]) -> Result<Data> {
         (self.gradient)(losses)
     }
 }
