@@ -40,7 +40,7 @@ lint:
 	@$(CHOOSE) cargo fmt --check && cargo clippy --all-targets --features sim -- -D warnings
 
 bench:
-	@$(CHOOSE) cargo bench --bench step
+	@$(CHOOSE) cargo bench --bench step --bench kernels
 
 doc:
 	@$(CHOOSE) RUSTDOCFLAGS="-D warnings" cargo doc --no-deps

@@ -9,7 +9,7 @@ use crate::protocol::CrossingId;
 use crate::rref::RRef;
 use crate::transport::faults::{self, PLACES};
 use crate::transport::{Delivery, Frame, mpi};
-use crate::wire::{self, Delivered, Payload};
+use crate::wire::{self, Delivered};
 use crate::{Error, Result, Tensor};
 
 /// The kinds of messages.
@@ -77,17 +77,12 @@ impl Decoded {
     }
 
     fn frame(&mut self, frame: Frame) {
-        let (message, slots, bytes) = match wire::parse_header(&frame.header) {
+        let (message, payload) = match wire::parse_header(frame.header, frame.segments) {
             Ok(parsed) => parsed,
             Err(e) => return self.errors.push(e),
         };
         self.understood += 1;
         drop(format!("{message:?}"));
-        let payload = Payload {
-            bytes,
-            segments: frame.segments,
-            slots,
-        };
         self.note(wire::decode_gradients(payload.clone()));
         for crossing in [None, Some(CrossingId::from_bits(1))] {
             let value = Delivered {

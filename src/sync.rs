@@ -9,3 +9,10 @@ pub(crate) mod atomic {
 pub(crate) mod thread {
     pub(crate) use std::thread::{Thread, current, park_timeout, yield_now};
 }
+
+pub(crate) mod hint {
+    pub(crate) use std::hint::spin_loop;
+}
+
+/// How often a thread that waits for the polling role looks for it before it parks: a few microseconds.
+pub(crate) const SPINS: usize = 200;

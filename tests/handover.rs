@@ -19,6 +19,12 @@ mod sync {
         pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
     }
 
+    pub(crate) mod hint {
+        pub(crate) use shuttle::hint::spin_loop;
+    }
+
+    pub(crate) const SPINS: usize = 1;
+
     pub(crate) mod thread {
         pub(crate) use shuttle::thread::{Thread, current, park_timeout, yield_now};
     }
@@ -103,11 +109,11 @@ struct Rank {
 
 impl Bell for Rank {
     fn set_away(&self, away: bool) -> bool {
-        self.sleeper.set_away(&self.slot, away)
+        self.sleeper.set_away(&self.slot, away, || false)
     }
 
     fn sleep(&self, limit: Duration) {
-        self.sleeper.sleep(&self.slot, &self.futex, limit);
+        self.sleeper.sleep(&self.slot, &self.futex, limit, || false);
     }
 
     fn doze(&self, limit: Duration) {
@@ -152,6 +158,7 @@ impl Rank {
 
     /// What another rank does.
     fn send(&self, message: Message) {
+        self.slot.post();
         self.inbox.lock().unwrap().push_back(message);
         if self.fault != Fault::DoesNotRing {
             self.slot.ring(&self.futex);
@@ -211,7 +218,7 @@ impl Duty for Waiter {
     }
 
     fn is_late(&mut self) -> bool {
-        // As the driver after a rest that ended at once: a sender that has sent may not have counted yet.
+        // As the driver after a rest that ended at once: a sender that has counted may not have sent yet.
         if std::mem::take(&mut self.rested) {
             thread::yield_now();
         }
@@ -223,7 +230,7 @@ impl Duty for Waiter {
         assert!(!rank.polling.swap(true, SeqCst), "two threads hold the role");
         let message = rank.inbox.lock().unwrap().pop_front();
         if message.is_some() {
-            rank.sleeper.took();
+            rank.slot.took();
         }
         assert!(rank.polling.swap(false, SeqCst));
         if message.is_some() {

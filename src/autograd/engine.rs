@@ -1,7 +1,7 @@
 //! One backward on one rank's graph: counts what each value waits for, sums in a fixed order, runs what is ready.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BTreeSet, BinaryHeap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
@@ -28,6 +28,8 @@ pub(crate) struct Backward {
     ready: BinaryHeap<(Key, Reverse<usize>)>,
     complete_leaves: Vec<usize>,
     unfinished: usize,
+    /// All boundaries, on any rank, that what was marked reaches; `None` if that isn't known.
+    reach: Option<BTreeSet<u64>>,
 }
 
 /// What this backward knows of a node.
@@ -65,7 +67,13 @@ impl Backward {
             ready: BinaryHeap::new(),
             complete_leaves: Vec::new(),
             unfinished: 0,
+            reach: Some(BTreeSet::new()),
         }
+    }
+
+    /// All boundaries, on any rank, that what was marked reaches; `None` if that isn't known.
+    pub(crate) fn reach(&self) -> Option<&BTreeSet<u64>> {
+        self.reach.as_ref()
     }
 
     /// Announces that gradients will be given for these edges by the contributor `key`. Walks what they reach and counts
@@ -99,8 +107,15 @@ impl Backward {
             Some(&visit) => visit,
             None => {
                 target.node.check_saved()?;
-                if let Kind::Boundary(id) = target.node.kind() {
+                if let Kind::Boundary { id, beyond } = target.node.kind() {
                     boundaries.push(*id);
+                    match (&mut self.reach, beyond) {
+                        (Some(reach), Some(beyond)) => {
+                            reach.insert(*id);
+                            reach.extend(beyond.iter());
+                        }
+                        (reach, _) => *reach = None,
+                    }
                 }
                 let visit = self.visits.len();
                 let slots = target.node.outputs().iter().map(|_| Slot::default()).collect();
@@ -202,7 +217,7 @@ impl Backward {
             }
             let (node, gradients) = self.close(visit)?;
             match node.kind() {
-                Kind::Boundary(id) => boundaries.push((*id, gradients)),
+                Kind::Boundary { id, .. } => boundaries.push((*id, gradients)),
                 _ => self.pass_on(&node, gradients)?,
             }
             self.drain_leaves(sink)?;

@@ -8,6 +8,7 @@ mod engine;
 pub mod function;
 mod hooks;
 mod local;
+pub(crate) mod reach;
 #[cfg(test)]
 mod tests;
 
@@ -18,6 +19,7 @@ pub use function::Function;
 pub(crate) use hooks::LeafHooks;
 pub use local::backward;
 pub(crate) use local::check_roots;
+pub(crate) use reach::reach;
 
 #[cfg(doc)]
 use crate::tensor::Tensor;

@@ -210,7 +210,7 @@ fn graphs_can_be_used_and_dropped_by_several_threads() {
 
 #[test]
 fn a_boundary_collects_over_two_marks() {
-    let node = Node::boundary(7, vec![(DType::F64, vec![2]), (DType::F64, vec![]), (DType::F32, vec![1])]);
+    let node = Node::boundary(7, vec![(DType::F64, vec![2]), (DType::F64, vec![]), (DType::F32, vec![1])], None);
     let received = |slot, data| Tensor::with_edge(data, Edge { node: node.clone(), slot });
     let a = received(0, Tensor::from_vec(vec![1.0, 2.0], 2).unwrap().data());
     let b = received(1, Tensor::scalar(4.0).data());

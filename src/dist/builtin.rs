@@ -117,8 +117,8 @@ crate::remote! {
             contexts: alive.contexts,
             backwards: alive.backwards,
             optimizers: tables.optimizers(),
-            updates_in_place: tables.updates_in_place.load(Ordering::Relaxed),
-            updates_out_of_place: tables.updates_out_of_place.load(Ordering::Relaxed),
+            updates_in_place: tables.updates.in_place.load(Ordering::Relaxed),
+            updates_out_of_place: tables.updates.out_of_place.load(Ordering::Relaxed),
             messages: traffic.messages,
             bytes: traffic.bytes,
         })

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::tables::Tables;
 use crate::autograd::frame;
 use crate::protocol::{ContextId, Input, OptimizerId, Outcome, Output, RefId, Tag, Work};
-use crate::rpc::{self, Caller, Frame, Incoming, Recorder, Scope, into_value, stored};
+use crate::rpc::{self, Answer, Caller, Frame, Given, Incoming, Recorder, Scope, into_value, stored};
 use crate::rref::Handle;
 use crate::runtime::{self, Done, Executor, Job, Runtime, Value, Windowed};
 use crate::tensor::Tensor;
@@ -16,7 +16,7 @@ use crate::{Error, ErrorKind, Result};
 
 /// The executor of every rank.
 #[derive(Debug)]
-pub(crate) struct Ranks(pub Arc<Tables>);
+pub(crate) struct Ranks(pub Tables);
 
 impl Ranks {
     fn caller(&self, runtime: &Arc<Runtime>, tag: Option<&Tag>) -> Caller {
@@ -51,26 +51,26 @@ impl Ranks {
                 let caller = self.caller(runtime, context.as_ref());
                 let _frame = caller.recorder.as_ref().map(|r| frame::enter(Arc::clone(&r.frame.path)));
                 let crossing = context.as_ref().and_then(|t| t.crossing);
-                let scope = Scope::new(caller.clone(), from);
+                let scope = Scope::new(caller, from);
                 let arguments = Incoming(Delivered {
                     payload,
                     handles: job.handles,
                     crossing,
                 });
                 guarded(runtime.rank(), registration.path(), || {
-                    let value = registration.run(&scope, arguments, main)?;
-                    if creates {
-                        return Ok((Outcome::Value(into_value(value)), Vec::new()));
-                    }
-                    let (encoded, crossing) = caller.encode_result(&value, from, registration.path(), false)?;
-                    Ok(reply(encoded, crossing))
+                    Ok(match registration.run(&scope, arguments, main, creates)? {
+                        Given::Value(value) => (Outcome::Value(into_value(value)), Vec::new()),
+                        Given::Answer(Answer(encoded, crossing)) => reply(encoded, crossing),
+                    })
                 })
             }
             Work::Encode { value, context } => {
                 let caller = self.caller(runtime, context.as_ref());
                 let _frame = caller.recorder.as_ref().map(|r| frame::enter(Arc::clone(&r.frame.path)));
                 let value = stored(&value).ok_or_else(|| Error::user("a value of an unknown kind"))?;
-                let (encoded, crossing) = guarded(runtime.rank(), "fetch", || caller.encode_result(value, from, "fetch", true))?;
+                let (encoded, crossing) = guarded(runtime.rank(), "fetch", || {
+                    caller.encode_result(from, "fetch", |record| value.encode(record))
+                })?;
                 Ok(reply(encoded, crossing))
             }
         }
@@ -141,6 +141,10 @@ impl Executor for Ranks {
 
     fn drops_at_once(&self, value: &Value) -> bool {
         stored(value).is_some_and(|s| s.type_name() == std::any::type_name::<Tensor>())
+    }
+
+    fn tables(&self) -> &dyn Any {
+        &self.0
     }
 
     fn describe(&self, value: &Value) -> String {

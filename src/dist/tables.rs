@@ -1,8 +1,10 @@
 //! What a rank keeps for the rooms of this floor: recordings by context, optimizers by id.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::optimizer::OwnerOptimizer;
 use crate::optim::ParameterReport;
@@ -14,22 +16,38 @@ use crate::{ErrorKind, Result};
 /// Tables of one rank.
 #[derive(Debug, Default)]
 pub(crate) struct Tables {
-    recordings: Mutex<HashMap<ContextId, Arc<Recording>>>,
-    optimizers: Mutex<HashMap<OptimizerId, Arc<OwnerOptimizer>>>,
+    recordings: Mutex<FxHashMap<ContextId, Arc<Recording>>>,
+    optimizers: Mutex<FxHashMap<OptimizerId, Arc<OwnerOptimizer>>>,
     /// Groups of optimizers (all groups, if none is named) that were dropped before they were made, or failed to be.
-    dropped: Mutex<HashSet<(OptimizerId, Option<u32>)>>,
+    dropped: Mutex<FxHashSet<(OptimizerId, Option<u32>)>>,
     next_optimizer: AtomicU64,
     /// Releases of contexts that haven't been acknowledged.
     releasing: Mutex<VecDeque<Arc<Slot>>>,
-    pub(crate) updates_in_place: AtomicU64,
-    pub(crate) updates_out_of_place: AtomicU64,
+    pub(crate) updates: Arc<Updates>,
+}
+
+/// Updates of parameters so far.
+#[derive(Debug, Default)]
+pub(crate) struct Updates {
+    pub in_place: AtomicU64,
+    pub out_of_place: AtomicU64,
+}
+
+impl Updates {
+    /// Notes what became of a parameter.
+    pub(crate) fn count(&self, report: &ParameterReport) {
+        let counter = match report.in_place {
+            true => &self.in_place,
+            false => &self.out_of_place,
+        };
+        counter.fetch_add(u64::from(report.updated), Ordering::Relaxed);
+    }
 }
 
 impl Tables {
     /// The tables of a running rank.
-    pub(crate) fn of(runtime: &Runtime) -> Result<Arc<Tables>> {
-        let found = runtime.state().get(&std::any::TypeId::of::<Tables>()).cloned();
-        found.and_then(|t| t.downcast().ok()).ok_or_else(|| {
+    pub(crate) fn of(runtime: &Runtime) -> Result<&Tables> {
+        runtime.executor.tables().downcast_ref().ok_or_else(|| {
             ErrorKind::ShutDown {
                 operation: "training".into(),
             }
@@ -39,7 +57,11 @@ impl Tables {
 
     /// The recording of a context, new if this rank hasn't met it. That of a released one isn't kept.
     pub(crate) fn recording(&self, runtime: &Runtime, context: ContextId) -> Arc<Recording> {
-        let recording = Arc::clone(lock(&self.recordings).entry(context).or_insert_with(|| Recording::new(context)));
+        let recording = Arc::clone(
+            lock(&self.recordings)
+                .entry(context)
+                .or_insert_with(|| Recording::new(context, runtime.rank())),
+        );
         // After the insertion: a release from now on comes with a `forget`.
         if runtime.check_context("recording", context).is_err() {
             self.forget(context);
@@ -90,15 +112,6 @@ impl Tables {
     /// Whether a group's maker gave up.
     pub(crate) fn is_given_up(&self, id: OptimizerId, number: u32) -> bool {
         lock(&self.dropped).contains(&(id, Some(number)))
-    }
-
-    /// Notes what became of a parameter.
-    pub(crate) fn count_update(&self, report: &ParameterReport) {
-        let counter = match report.in_place {
-            true => &self.updates_in_place,
-            false => &self.updates_out_of_place,
-        };
-        counter.fetch_add(u64::from(report.updated), Ordering::Relaxed);
     }
 
     pub(crate) fn optimizers(&self) -> usize {

@@ -4,7 +4,7 @@ use ndarray::{ArcArray, IxDyn};
 use serde::{Deserialize, Serialize};
 
 use super::Float;
-use super::arithmetic::{maximum, sum, sum_squares};
+use super::arithmetic::{add, fold, fold_blocks, magnitude, maximum, square};
 use super::options::Check;
 use crate::Result;
 use crate::tensor::device::NormKind;
@@ -49,11 +49,30 @@ impl Norm {
         }
     }
 
-    fn of_slice<T: Float>(self, x: &[T]) -> f64 {
+    pub(super) fn of_slice<T: Float>(self, x: &[T]) -> f64 {
         match self {
-            Norm::One => sum(x.len(), |i| x[i].wide().abs()),
-            Norm::Two => sum_squares(x).sqrt(),
-            Norm::Inf => x.iter().fold(0.0, |most, x| maximum(most, x.wide().abs())),
+            Norm::One => fold(0.0, x, magnitude, add),
+            Norm::Two => fold(0.0, x, square, add).sqrt(),
+            Norm::Inf => fold(0.0, x, magnitude, maximum::<f64>),
+        }
+    }
+
+    /// What the norm is made of, for each [`BLOCK`](super::arithmetic::BLOCK) of elements.
+    pub(super) fn blocks<T: Float>(self, x: &[T], blocks: &mut [f64]) {
+        match self {
+            Norm::One => fold_blocks(x, blocks, magnitude, add),
+            Norm::Two => fold_blocks(x, blocks, square, add),
+            Norm::Inf => fold_blocks(x, blocks, magnitude, maximum::<f64>),
+        }
+    }
+
+    /// The norm of the elements whose blocks these are; the same as that of all of them at once.
+    pub(super) fn of_blocks(self, blocks: &[f64]) -> f64 {
+        let sum = || blocks.iter().fold(0.0, |sum, block| sum + block);
+        match self {
+            Norm::One => sum(),
+            Norm::Two => sum().sqrt(),
+            Norm::Inf => blocks.iter().fold(0.0, |most, &block| maximum(most, block)),
         }
     }
 

@@ -18,6 +18,7 @@ pub(super) trait ErasedRule: std::fmt::Debug + Send + Sync {
     fn takes_shape(&self, shape: &[usize]) -> Result<(), &'static str>;
     fn options(&self) -> Value;
     fn bytes(&self) -> postcard::Result<Vec<u8>>;
+    fn is_elementwise(&self) -> bool;
     fn is_equal(&self, other: &dyn ErasedRule) -> bool;
     fn as_any(&self) -> &dyn Any;
     /// The numbers of the next update, for a kernel.
@@ -36,6 +37,9 @@ pub(super) enum Taken<'a, T> {
     Dense(&'a [T]),
     Rows(Rows<'a, T>),
 }
+
+/// A rule's update of one dtype.
+pub(super) type RuleOn<'a, T> = dyn Fn(&mut [T], Taken<'_, T>, &mut StateView<'_, T>) -> Result<(), String> + Sync + 'a;
 
 impl<R: Rule> ErasedRule for R {
     fn name(&self) -> &'static str {
@@ -61,6 +65,9 @@ impl<R: Rule> ErasedRule for R {
     }
     fn bytes(&self) -> postcard::Result<Vec<u8>> {
         postcard::to_stdvec(self)
+    }
+    fn is_elementwise(&self) -> bool {
+        R::ELEMENTWISE
     }
     fn is_equal(&self, other: &dyn ErasedRule) -> bool {
         other.as_any().downcast_ref::<R>().is_some_and(|other| self == other)

@@ -35,15 +35,19 @@ macro_rules! float {
             const ONE: Self = 1.0;
             const EPSILON: Self = <$t>::EPSILON;
 
+            #[inline(always)]
             fn of(value: f64) -> Self {
                 value as $t
             }
+            #[inline(always)]
             fn wide(self) -> f64 {
                 f64::from(self)
             }
+            #[inline(always)]
             fn sqrt(self) -> Self {
                 self.sqrt()
             }
+            #[inline(always)]
             fn abs(self) -> Self {
                 self.abs()
             }

@@ -12,6 +12,7 @@
 pub mod arithmetic;
 mod clip;
 mod erased;
+mod flat;
 mod float;
 mod gpu;
 pub mod in_backward;
@@ -25,7 +26,10 @@ mod spec;
 mod state;
 mod state_dict;
 mod step;
+mod sweep;
 mod table;
+mod threads;
+mod view;
 
 pub use clip::{Clip, Norm};
 pub use float::Float;
@@ -37,11 +41,13 @@ pub use rule::{Form, Rows, Rule, StateArray};
 pub use rules::*;
 pub use spec::OptimizerSpec;
 pub(crate) use spec::{changed, lr};
-pub use state::{ParameterState, StateView};
+pub use state::ParameterState;
 pub use state_dict::{GroupState, StateDict};
 pub use step::Step;
 pub use table::{Registration, names};
 pub(crate) use table::{check, listing};
+pub use threads::ComputeThreads;
+pub use view::StateView;
 
 #[doc(hidden)]
 pub use inventory;

@@ -1,17 +1,20 @@
 //! The optimizer of one rank: parameters, their groups, and their state.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use ndarray::{ArcArray, IxDyn};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::clip::{clamped, is_finite, scaled};
-use super::erased::{ErasedRule, Taken};
+use super::erased::{ErasedRule, RuleOn, Taken};
+use super::flat::{self, Candidate, FlatGroup, each};
 use super::spec::changed;
-use super::{Float, Form, Norm, OptimizerSpec, ParameterState, Rows, StateView};
-use crate::tensor::{DType, Data, Device, Element, Gradient, Leaf, RowSparse, Tensor, Updated};
+use super::sweep::Sweep;
+use super::view::After;
+use super::{Float, Form, Norm, OptimizerSpec, ParameterState, Rows};
+use crate::tensor::{DType, Data, Device, Gradient, Leaf, RowSparse, Tensor, Updated};
 use crate::{Error, ErrorKind, Result};
 
 /// What a step did to one parameter.
@@ -29,23 +32,37 @@ pub struct ParameterReport {
     pub in_place: bool,
 }
 
+impl ParameterReport {
+    /// That nothing was done, of a parameter that was never updated.
+    const NOTHING: Self = Self {
+        updated: false,
+        rows: None,
+        norm: None,
+        version: 0,
+        in_place: false,
+    };
+}
+
 /// Gradients that an [`Optimizer`] has checked, each in the form that its rule takes, with their norms. Made by [`Optimizer::check`].
 #[derive(Debug, Clone)]
 pub struct Checked {
     gradients: Vec<Option<Gradient>>,
-    norms: Vec<Option<f64>>,
+    kind: Norm,
+    /// Computed when they are asked for; else by the update, which has the gradients at hand.
+    norms: OnceLock<Vec<Option<f64>>>,
 }
 
 impl Checked {
     /// Norm of each parameter's gradient; `None` without one.
     pub fn norms(&self) -> &[Option<f64>] {
-        &self.norms
+        let of = |g: &Option<Gradient>| g.as_ref().map(|g| self.kind.of(g));
+        self.norms.get_or_init(|| self.gradients.iter().map(of).collect())
     }
 
     /// Places of the parameters whose gradient has an element that is infinite or NaN.
     pub fn not_finite(&self) -> Vec<usize> {
         // A finite norm is one of finite elements; another one may be too large for a number.
-        let suspects = self.norms.iter().zip(&self.gradients).enumerate();
+        let suspects = self.norms().iter().zip(&self.gradients).enumerate();
         suspects
             .filter(|(_, (norm, _))| norm.is_some_and(|n| !n.is_finite()))
             .filter(|(_, (_, gradient))| gradient.as_ref().is_some_and(|g| !is_finite(g)))
@@ -59,6 +76,7 @@ impl Checked {
     /// [`ErrorKind::Cuda`] for gradients on a GPU that can't be used.
     pub fn scale(&mut self, factor: f64) -> Result<()> {
         if factor != 1.0 {
+            self.norms();
             for gradient in self.gradients.iter_mut().flatten() {
                 *gradient = scaled(gradient, factor)?;
             }
@@ -71,11 +89,10 @@ impl Checked {
     /// # Errors
     /// [`ErrorKind::Cuda`] for gradients on a GPU that can't be used.
     pub fn clamp(&mut self, max: f64) -> Result<()> {
+        self.norms();
         let clamped = |g: Option<Gradient>| g.map(|g| clamped(g, max)).transpose();
-        self.gradients = std::mem::take(&mut self.gradients)
-            .into_iter()
-            .map(clamped)
-            .collect::<Result<_>>()?;
+        let gradients = std::mem::take(&mut self.gradients).into_iter().map(clamped);
+        self.gradients = gradients.collect::<Result<_>>()?;
         Ok(())
     }
 }
@@ -102,6 +119,10 @@ impl Checked {
 pub struct Optimizer {
     pub(super) groups: Vec<OptimizerSpec>,
     pub(super) parameters: Vec<Parameter>,
+    /// Small parameters that are updated together, with their state.
+    flats: Vec<FlatGroup>,
+    /// Whether it was looked for such since parameters or state were changed.
+    flattened: bool,
 }
 
 #[derive(Debug)]
@@ -113,7 +134,10 @@ pub(super) struct Parameter {
     pub(super) dtype: DType,
     pub(super) shape: Vec<usize>,
     pub(super) group: usize,
+    /// Not that of a member of a flat group.
     pub(super) state: Option<ParameterState>,
+    /// Whether it is a member of a flat group.
+    flat: bool,
     /// Whether `state` has all that the group's options need.
     pub(super) prepared: bool,
 }
@@ -137,6 +161,8 @@ impl Optimizer {
         Self {
             groups: vec![],
             parameters: vec![],
+            flats: Vec::new(),
+            flattened: false,
         }
     }
 
@@ -151,11 +177,13 @@ impl Optimizer {
             shape,
             group: 0,
             state,
+            flat: false,
             prepared: false,
         };
         Self {
             groups: vec![spec],
             parameters: vec![parameter],
+            ..Self::empty()
         }
     }
 
@@ -218,9 +246,11 @@ impl Optimizer {
                 shape,
                 group: self.groups.len(),
                 state: None,
+                flat: false,
                 prepared: false,
             });
         }
+        self.dissolve();
         self.parameters.extend(added);
         self.groups.push(spec);
         Ok(self.groups.len() - 1)
@@ -229,6 +259,7 @@ impl Optimizer {
     /// Removes the group that was added last, with its parameters and their state. The first one stays.
     pub(crate) fn remove_last_group(&mut self) {
         if self.groups.len() > 1 {
+            self.dissolve();
             self.groups.pop();
             self.parameters.retain(|p| p.group < self.groups.len());
         }
@@ -274,6 +305,10 @@ impl Optimizer {
     pub fn set_options(&mut self, group: Option<usize>, options: &Value) -> Result<()> {
         let (places, specs) = changed(&self.groups, group, options)?;
         self.groups.splice(places.clone(), specs);
+        let fit = |flat: &FlatGroup| each!(flat, flat => flat.fits(self.groups[flat.group].rule()));
+        if self.flats.is_empty() || !self.flats.iter().all(fit) {
+            self.dissolve();
+        }
         self.parameters
             .iter_mut()
             .filter(|p| places.contains(&p.group))
@@ -298,12 +333,12 @@ impl Optimizer {
     /// As [`Optimizer::check`]; nothing is changed then.
     pub fn step_one(&mut self, parameter: usize, gradient: Gradient) -> Result<ParameterReport> {
         self.known(parameter)?;
+        self.dissolve();
         let gradient = self.check_one(parameter, Some(gradient))?;
-        let norm = gradient.as_ref().map(|g| Norm::Two.of(g));
-        self.apply_one(parameter, gradient, norm)
+        self.apply_one(parameter, gradient, Asked::For(Norm::Two))
     }
 
-    /// The first half of a step: checks a gradient for each parameter, computes its norm and allocates all that the second half needs.
+    /// The first half of a step: checks a gradient for each parameter, and allocates all that the second half needs. Norms are of the kind `norm`.
     /// Changes no parameter and no state.
     ///
     /// # Errors
@@ -318,8 +353,11 @@ impl Optimizer {
         }
         let check = |(place, gradient): (usize, Option<Gradient>)| self.check_one(place, gradient);
         let gradients = gradients.into_iter().enumerate().map(check).collect::<Result<Vec<_>>>()?;
-        let norms = gradients.iter().map(|g| g.as_ref().map(|g| norm.of(g))).collect();
-        Ok(Checked { gradients, norms })
+        Ok(Checked {
+            gradients,
+            kind: norm,
+            norms: OnceLock::new(),
+        })
     }
 
     /// The second half of a step: updates each parameter that has a gradient, in order.
@@ -327,31 +365,149 @@ impl Optimizer {
     /// # Errors
     /// As [`Optimizer::check`], and only if options were changed between the two; [`ErrorKind::Argument`] if another optimizer has checked them.
     pub fn apply(&mut self, gradients: Checked) -> Result<Vec<ParameterReport>> {
-        let Checked { gradients, norms } = gradients;
+        let Checked { gradients, kind, norms } = gradients;
         let fits = |(g, p): (&Option<Gradient>, &Parameter)| g.as_ref().is_none_or(|g| g.dtype() == p.dtype && g.shape() == p.shape);
         if gradients.len() != self.len() || !gradients.iter().zip(&self.parameters).all(fits) {
             return Err(argument("apply", "gradients that were checked for other parameters".into()));
         }
-        let mut together = Vec::new();
-        let mut reports = Vec::with_capacity(self.len());
-        for (place, (gradient, norm)) in gradients.into_iter().zip(norms).enumerate() {
-            let leaf = &self.parameters[place].leaf;
-            match gradient {
-                Some(gradient) if leaf.device() != Device::Cpu && leaf.requires_grad() => together.push((place, gradient, norm)),
-                gradient => reports.push((place, self.apply_one(place, gradient, norm)?)),
+        let norms = norms.into_inner();
+        let mut reports = vec![ParameterReport::NOTHING; self.len()];
+        self.flatten();
+        if !self.take_flat(|place, _| gradients[place].as_ref()) {
+            self.dissolve();
+            self.flattened = true; // until something changes
+        }
+        self.step_flat(kind, &mut reports)?;
+        let mut on_gpus = Vec::new();
+        for (place, gradient) in gradients.into_iter().enumerate() {
+            let known = norms.as_ref().map(|norms| norms[place]);
+            let norm = known.map_or(Asked::For(kind), Asked::Known);
+            let p = &self.parameters[place];
+            match (gradient, known) {
+                (_, Some(known)) if p.flat => reports[place].norm = known,
+                (_, None) if p.flat => {}
+                (Some(gradient), _) if p.is_on_gpu() => on_gpus.push((place, gradient, norm)),
+                (gradient, _) => reports[place] = self.apply_one(place, gradient, norm)?,
             }
         }
-        if !together.is_empty() {
-            reports.extend(self.apply_on_gpus(together)?);
-            reports.sort_by_key(|report| report.0);
+        for (place, report) in self.apply_on_gpus(on_gpus)? {
+            reports[place] = report;
         }
-        Ok(reports.into_iter().map(|report| report.1).collect())
+        Ok(reports)
+    }
+
+    /// One step of an optimizer all of whose parameters are small, with gradients that are lent by their leaves' ids: the quick way of [`check`](Self::check) and
+    /// [`apply`](Self::apply). `None` if it isn't for these parameters or gradients; nothing is changed then.
+    ///
+    /// # Errors
+    /// As [`apply`](Self::apply).
+    pub(crate) fn step_lent<'g>(
+        &mut self,
+        gradient: impl Fn(u64) -> Option<&'g Gradient>,
+        norm: Norm,
+    ) -> Result<Option<Vec<ParameterReport>>> {
+        self.flatten();
+        if !self.parameters.iter().all(|p| p.flat) || !self.take_flat(|_, leaf| gradient(leaf.id())) {
+            return Ok(None);
+        }
+        let mut reports = vec![ParameterReport::NOTHING; self.len()];
+        self.step_flat(norm, &mut reports)?;
+        Ok(Some(reports))
+    }
+
+    /// Whether some parameters are members of flat groups.
+    #[cfg(test)]
+    pub(super) fn has_flat(&self) -> bool {
+        !self.flats.is_empty()
+    }
+
+    /// Makes flat groups of small parameters, if that wasn't tried before.
+    fn flatten(&mut self) {
+        if std::mem::replace(&mut self.flattened, true) {
+            return;
+        }
+        for (group, spec) in self.groups.iter().enumerate() {
+            let rule = spec.rule();
+            if !rule.is_elementwise() || !matches!(rule.form(false), Ok(Form::Dense)) {
+                continue;
+            }
+            for dtype in [DType::F32, DType::F64] {
+                let small = |p: &Parameter| {
+                    p.group == group && p.dtype == dtype && !p.flat && p.tensor.len() <= flat::SMALL && p.leaf.device() == Device::Cpu
+                };
+                if self.parameters.iter().filter(|p| small(p)).count() < flat::FEWEST {
+                    continue;
+                }
+                let mut candidates = Vec::new();
+                for (place, p) in self.parameters.iter_mut().enumerate().filter(|(_, p)| small(p)) {
+                    // Here, where it can't fail.
+                    let _ = p.prepare(rule);
+                    candidates.push(Candidate {
+                        place,
+                        leaf: Arc::clone(&p.leaf),
+                        state: p.state.take().unwrap_or_default(),
+                    });
+                }
+                let made = FlatGroup::of(group, dtype, rule, &mut candidates);
+                for candidate in candidates {
+                    self.parameters[candidate.place].state = Some(candidate.state); // none was made of them
+                }
+                let Some(made) = made else { continue };
+                each!(&made, flat => flat.places().for_each(|place| self.parameters[place].flat = true));
+                self.flats.push(made);
+            }
+        }
+    }
+
+    /// Gives each member of a flat group its state back.
+    fn dissolve(&mut self) {
+        for flat in self.flats.drain(..) {
+            for (place, state) in each!(&flat, flat => flat.states().collect::<Vec<_>>()) {
+                let p = &mut self.parameters[place];
+                (p.state, p.flat, p.prepared) = (Some(state), false, false);
+            }
+        }
+        self.flattened = false;
+    }
+
+    /// Takes gradients of members of flat groups; `false` if one can't be.
+    fn take_flat<'g>(&mut self, gradient: impl Fn(usize, &Leaf) -> Option<&'g Gradient>) -> bool {
+        self.flats.iter_mut().all(|flat| each!(flat, flat => flat.take(&gradient)))
+    }
+
+    fn step_flat(&mut self, norm: Norm, reports: &mut [ParameterReport]) -> Result<()> {
+        let Self {
+            flats, groups, parameters, ..
+        } = self;
+        for flat in flats {
+            let (rule, stepped) = match flat {
+                FlatGroup::F32(flat) => {
+                    let rule = groups[flat.group].rule();
+                    (rule, flat.step(&|p, g, s| rule.update_f32(p, g, s), norm, reports)?)
+                }
+                FlatGroup::F64(flat) => {
+                    let rule = groups[flat.group].rule();
+                    (rule, flat.step(&|p, g, s| rule.update_f64(p, g, s), norm, reports)?)
+                }
+            };
+            stepped.map_err(|(place, message)| ErrorKind::RulePanic {
+                optimizer: rule.name().into(),
+                parameter: parameters[place].place,
+                message,
+            })?;
+        }
+        Ok(())
     }
 
     /// State of a parameter; `None` if it was never updated.
-    pub fn state(&self, parameter: usize) -> Option<&ParameterState> {
-        let state = self.parameters.get(parameter)?.state.as_ref();
-        state.filter(|state| state.is_used())
+    pub fn state(&self, parameter: usize) -> Option<ParameterState> {
+        let p = self.parameters.get(parameter)?;
+        let in_flat = || {
+            let state = |flat: &FlatGroup| each!(flat, flat => flat.state(flat.position(parameter)?));
+            self.flats.iter().find_map(state)
+        };
+        let state = if p.flat { in_flat() } else { p.state.clone() };
+        state.filter(ParameterState::is_used)
     }
 
     /// State of a parameter as it is saved: what its rule keeps under its options now. `None` if that is nothing.
@@ -370,6 +526,7 @@ impl Optimizer {
     pub fn load_state(&mut self, parameter: usize, state: ParameterState) -> Result<()> {
         self.known(parameter)?;
         self.check_state(&self.groups[self.parameters[parameter].group], parameter, &state)?;
+        self.dissolve();
         let p = &mut self.parameters[parameter];
         p.state = Some(state);
         p.prepared = false;
@@ -385,6 +542,7 @@ impl Optimizer {
 
     /// Replaces the options of all groups and the state of all parameters, which have been checked.
     pub(crate) fn replace(&mut self, groups: Vec<OptimizerSpec>, states: Vec<Option<ParameterState>>) {
+        self.dissolve();
         self.groups = groups;
         for (p, state) in self.parameters.iter_mut().zip(states) {
             p.state = state;
@@ -394,6 +552,7 @@ impl Optimizer {
 
     /// Forgets the state of every parameter, as if no step had been made. Parameters stay as they are.
     pub fn zero_state(&mut self) {
+        self.dissolve();
         for p in &mut self.parameters {
             p.state = None;
             p.prepared = false;
@@ -414,14 +573,20 @@ impl Optimizer {
         };
         let rule = self.groups[p.group].rule();
         let gradient = p.take(rule, gradient)?;
-        p.prepare(rule)?;
+        if !p.flat {
+            p.prepare(rule)?;
+        }
         Ok(Some(gradient))
     }
 
-    fn apply_one(&mut self, place: usize, gradient: Option<Gradient>, norm: Option<f64>) -> Result<ParameterReport> {
+    fn apply_one(&mut self, place: usize, gradient: Option<Gradient>, norm: Asked) -> Result<ParameterReport> {
         let p = &mut self.parameters[place];
         // It may have been frozen since the check.
         let Some(gradient) = gradient.filter(|_| p.leaf.requires_grad()) else {
+            let norm = match norm {
+                Asked::Known(norm) => norm,
+                Asked::For(_) => None,
+            };
             return Ok(ParameterReport {
                 updated: false,
                 rows: None,
@@ -430,12 +595,9 @@ impl Optimizer {
                 in_place: false,
             });
         };
-        if p.leaf.device() != Device::Cpu {
-            let mut reports = self.apply_on_gpus(vec![(place, gradient, norm)])?;
-            return reports
-                .pop()
-                .map(|report| report.1)
-                .ok_or_else(|| argument("apply", "no update".into()));
+        if p.is_on_gpu() {
+            let reports = self.apply_on_gpus(vec![(place, gradient, norm)])?;
+            return Ok(reports.first().map_or(ParameterReport::NOTHING, |report| report.1));
         }
         let rule = self.groups[p.group].rule();
         // Options may have changed since the check.
@@ -446,13 +608,34 @@ impl Optimizer {
             Gradient::Dense(_) => None,
         };
         let (state, shape) = (p.state.get_or_insert_default(), &p.shape);
+        let elementwise = rule.is_elementwise();
         let panicked = |message| ErrorKind::RulePanic {
             optimizer: rule.name().into(),
             parameter: p.place,
             message,
         };
-        let update = |data: &mut Data| update(rule, data, &gradient, state, shape)?.map_err(|message| panicked(message).into());
-        let (_, Updated { version, in_place }) = p.leaf.update(update)?;
+        let update = |old: Option<&Data>, data: &mut Data| {
+            let updated = match data.dtype() {
+                DType::F32 => update::<f32>(
+                    &|p, g, s| rule.update_f32(p, g, s),
+                    elementwise,
+                    (old, data),
+                    &gradient,
+                    (state, shape),
+                    norm,
+                )?,
+                _ => update::<f64>(
+                    &|p, g, s| rule.update_f64(p, g, s),
+                    elementwise,
+                    (old, data),
+                    &gradient,
+                    (state, shape),
+                    norm,
+                )?,
+            };
+            updated.map_err(|message| panicked(message).into())
+        };
+        let (norm, Updated { version, in_place }) = p.leaf.update_from(update)?;
         Ok(ParameterReport {
             updated: true,
             rows,
@@ -461,6 +644,14 @@ impl Optimizer {
             in_place,
         })
     }
+}
+
+/// The norm of a gradient before it is applied.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Asked {
+    Known(Option<f64>),
+    /// It is to be computed with the update.
+    For(Norm),
 }
 
 impl Parameter {
@@ -500,6 +691,11 @@ impl Parameter {
         }
         Ok(())
     }
+
+    /// Whether it is to be updated on a GPU.
+    fn is_on_gpu(&self) -> bool {
+        self.leaf.device() != Device::Cpu && self.leaf.requires_grad()
+    }
 }
 
 fn contiguous(mut sparse: RowSparse) -> RowSparse {
@@ -507,35 +703,51 @@ fn contiguous(mut sparse: RowSparse) -> RowSparse {
     sparse
 }
 
-/// One update of a parameter's values by a gradient in the form that the rule takes, or the text of a panic in the rule.
-pub(super) fn update(
-    rule: &dyn ErasedRule,
-    data: &mut Data,
+/// One update of a parameter's values, which are in `data` or still in `old`, by a gradient in the form that the rule takes. Returns the norm, or the
+/// text of a panic in the rule.
+pub(super) fn update<T: Float>(
+    rule: &RuleOn<'_, T>,
+    elementwise: bool,
+    (old, data): (Option<&Data>, &mut Data),
     gradient: &Gradient,
-    state: &mut ParameterState,
-    shape: &[usize],
-) -> Result<Result<(), String>> {
+    (state, shape): (&mut ParameterState, &[usize]),
+    norm: Asked,
+) -> Result<Result<Option<f64>, String>> {
     if !data.is_contiguous() {
         *data = data.to_contiguous();
     }
-    Ok(match data {
-        Data::F32(p) => rule.update_f32(slice_mut(p)?, taken(gradient)?, &mut StateView::new(state, shape)),
-        _ => rule.update_f64(
-            slice_mut(f64::peek_mut(data)?)?,
-            taken(gradient)?,
-            &mut StateView::new(state, shape),
-        ),
-    })
-}
-
-fn taken<T: Float>(gradient: &Gradient) -> Result<Taken<'_, T>> {
-    Ok(match gradient {
-        Gradient::Dense(data) => Taken::Dense(slice(T::peek(data)?)?),
-        Gradient::Sparse(RowSparse { rows, values, .. }) => Taken::Rows(Rows {
-            rows,
-            values: slice(T::peek(values)?)?,
-        }),
-    })
+    let old = old.map(Data::to_contiguous);
+    let (p, view) = (slice_mut(T::peek_mut(data)?)?, state.view(shape));
+    let old = old.as_ref().map(|old| slice(T::peek(old)?)).transpose()?;
+    let (norm, wanted) = match (norm, gradient) {
+        (Asked::Known(norm), _) => (norm, None),
+        (Asked::For(norm), Gradient::Sparse(_)) => (Some(norm.of(gradient)), None),
+        (Asked::For(norm), Gradient::Dense(_)) => (None, Some(norm)),
+    };
+    let updated = match gradient {
+        Gradient::Dense(data) => {
+            let sweep = Sweep {
+                p,
+                old,
+                g: slice(T::peek(data)?)?,
+                state: view,
+                norm: wanted,
+            };
+            sweep.run(elementwise, |p, g, state| rule(p, Taken::Dense(g), state))
+        }
+        Gradient::Sparse(RowSparse { rows, values, .. }) => {
+            let values = slice(T::peek(values)?)?;
+            let mut view = view;
+            if let Some(old) = old {
+                p.copy_from_slice(old);
+            }
+            rule(p, Taken::Rows(Rows { rows, values }), &mut view).map(|()| (None, view.after()))
+        }
+    };
+    Ok(updated.map(|(swept, after): (Option<f64>, After)| {
+        state.settle(&after);
+        norm.or(swept)
+    }))
 }
 
 fn slice<T>(array: &ArcArray<T, IxDyn>) -> Result<&[T]> {

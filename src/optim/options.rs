@@ -25,6 +25,7 @@ use crate::{ErrorKind, Result};
 /// impl Rule for Trail {
 ///     const NAME: &'static str = "Trail";
 ///     const SCALARS: &'static [(&'static str, f64)] = &[];
+///     const ELEMENTWISE: bool = true;
 ///
 ///     fn check(&self) -> Result<()> {
 ///         Check(Self::NAME).at_least_0("lr", self.lr)?;
@@ -36,7 +37,7 @@ use crate::{ErrorKind, Result};
 ///     fn update<T: Float>(&self, p: &mut [T], g: &[T], state: &mut StateView<'_, T>) {
 ///         let (lr, keep) = (T::of(self.lr), T::of(self.keep));
 ///         let [trail] = state.arrays(["trail"]);
-///         arithmetic::pass1(p, g, trail, |p, g, trail| {
+///         arithmetic::pass1(p, g, trail, #[inline(always)] move |p, g, trail| {
 ///             *trail = keep * *trail + g;
 ///             p - lr * *trail
 ///         });

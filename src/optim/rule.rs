@@ -87,6 +87,7 @@ impl<'a, T> Rows<'a, T> {
 /// impl Rule for SignDescent {
 ///     const NAME: &'static str = "SignDescent";
 ///     const SCALARS: &'static [(&'static str, f64)] = &[("step", 0.0)];
+///     const ELEMENTWISE: bool = true; // large parameters may come in pieces
 ///
 ///     fn check(&self) -> Result<()> {
 ///         Check(Self::NAME).at_least_0("lr", self.lr)
@@ -97,7 +98,7 @@ impl<'a, T> Rows<'a, T> {
 ///     fn update<T: Float>(&self, p: &mut [T], g: &[T], state: &mut StateView<'_, T>) {
 ///         state.count();
 ///         let lr = T::of(self.lr);
-///         arithmetic::pass0(p, g, |p, g| p - lr * arithmetic::sign(g));
+///         arithmetic::pass0(p, g, #[inline(always)] move |p, g| p - lr * arithmetic::sign(g));
 ///     }
 /// }
 ///
@@ -113,6 +114,11 @@ pub trait Rule: Clone + Default + PartialEq + std::fmt::Debug + Serialize + Dese
 
     /// The numbers it keeps for each parameter, with their first values.
     const SCALARS: &'static [(&'static str, f64)];
+
+    /// Whether an update treats each element by itself: from its own values, the options and the numbers of the state alone, which it changes whatever
+    /// the elements are. Then [`Rule::update`] may get a large parameter in pieces, also on several threads; each piece sees the numbers as they were
+    /// before, and none sees which elements of the parameter it has.
+    const ELEMENTWISE: bool = false;
 
     /// Checks the options.
     ///
@@ -151,6 +157,8 @@ pub trait Rule: Clone + Default + PartialEq + std::fmt::Debug + Serialize + Dese
     }
 
     /// One step: moves `p` along `g`, of the same length, and updates the state.
+    ///
+    /// It needs no optimizer: with a [`StateView`] of slices a rule runs on memory of any kind.
     fn update<T: Float>(&self, p: &mut [T], g: &[T], state: &mut StateView<'_, T>);
 
     /// One step for the touched rows of a sparse gradient; called only if [`Rule::form`] asks for rows.

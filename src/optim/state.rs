@@ -1,5 +1,9 @@
 //! What an optimizer keeps for each parameter.
 
+use ndarray::{Array1, ArrayD, s};
+
+use super::arithmetic::PIECE;
+use super::view::{After, StateView};
 use super::{Float, StateArray};
 use crate::tensor::{DType, Data, Device};
 use crate::{ErrorKind, Result};
@@ -9,18 +13,18 @@ use crate::{ErrorKind, Result};
 /// Cloning is cheap: arrays are shared until one side writes.
 #[derive(Debug, Clone, Default)]
 pub struct ParameterState {
-    scalars: Vec<(String, f64)>,
-    arrays: Vec<Named>,
+    pub(super) scalars: Vec<(String, f64)>,
+    pub(super) arrays: Vec<Named>,
     /// Whether some update has used it.
-    used: bool,
+    pub(super) used: bool,
 }
 
 #[derive(Debug, Clone)]
-struct Named {
-    name: String,
-    data: Data,
+pub(super) struct Named {
+    pub(super) name: String,
+    pub(super) data: Data,
     /// Allocated, but no update has used it yet.
-    fresh: bool,
+    pub(super) fresh: bool,
 }
 
 impl ParameterState {
@@ -58,8 +62,67 @@ impl ParameterState {
         self.scalars.is_empty() && self.arrays().next().is_none()
     }
 
+    /// The elements of an array, in row-major order, and whether no update has used it yet.
+    pub(super) fn elements<T: Float>(&self, name: &str) -> Option<(&[T], bool)> {
+        let array = self.arrays.iter().find(|a| a.name == name)?;
+        Some((T::peek(&array.data).ok()?.as_slice()?, array.fresh))
+    }
+
+    /// The names of all arrays, used or not.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.arrays.iter().map(|a| a.name.as_str())
+    }
+
+    /// A state from copies of its parts; all arrays have this shape.
+    pub(super) fn of_elements<'a, T: Float>(
+        scalars: impl Iterator<Item = (&'a str, f64)>,
+        arrays: impl Iterator<Item = (&'a str, &'a [T], bool)>,
+        shape: &[usize],
+        used: bool,
+    ) -> Option<Self> {
+        let array = |(name, elements, fresh): (&str, &[T], bool)| {
+            let array = ArrayD::from_shape_vec(shape, elements.to_vec()).ok()?;
+            Some(Named {
+                name: name.into(),
+                data: T::wrap(array.into_shared()),
+                fresh,
+            })
+        };
+        Some(Self {
+            scalars: scalars.map(|(name, value)| (name.into(), value)).collect(),
+            arrays: arrays.map(array).collect::<Option<_>>()?,
+            used,
+        })
+    }
+
     pub(super) fn is_used(&self) -> bool {
         self.used
+    }
+
+    /// What a rule sees of it in an update. [`settle`](Self::settle) is the way back.
+    pub(super) fn view<'a, T: Float>(&'a mut self, shape: &'a [usize]) -> StateView<'a, T> {
+        let Self { scalars, arrays, .. } = self;
+        let arrays = arrays.iter_mut().filter_map(|array| {
+            if !array.data.is_contiguous() {
+                array.data = array.data.to_contiguous();
+            }
+            let elements = T::peek_mut(&mut array.data).ok()?.as_slice_mut()?;
+            Some((array.name.as_str(), elements, array.fresh))
+        });
+        StateView::of(shape, scalars.iter().map(|(name, value)| (name.as_str(), *value)), arrays)
+    }
+
+    /// Takes over what an update did to its numbers, and which arrays it used.
+    pub(super) fn settle(&mut self, after: &After) {
+        self.used = true;
+        self.scalars
+            .iter_mut()
+            .zip(&after.scalars)
+            .for_each(|(scalar, &value)| scalar.1 = value);
+        self.arrays
+            .iter_mut()
+            .zip(&after.fresh)
+            .for_each(|(array, &fresh)| array.fresh = fresh);
     }
 
     /// Adds what a rule keeps and isn't there yet, and brings all to a device. After it an update allocates no state.
@@ -71,9 +134,13 @@ impl ParameterState {
         }
         for array in arrays {
             if !self.arrays.iter().any(|a| a.name == array.name) {
+                let data = match device {
+                    Device::Cpu => filled(dtype, &array, self.arrays.len()),
+                    _ => Data::filled_on(device, dtype, &array.shape, array.fill)?,
+                };
                 self.arrays.push(Named {
                     name: array.name.into(),
-                    data: Data::filled_on(device, dtype, &array.shape, array.fill)?,
+                    data,
                     fresh: true,
                 });
             }
@@ -82,43 +149,6 @@ impl ParameterState {
             array.data = array.data.to(device)?;
         }
         Ok(())
-    }
-
-    /// The array of this name, also if it is fresh.
-    pub(super) fn array_mut(&mut self, name: &str) -> Option<&mut Data> {
-        self.arrays.iter_mut().find(|a| a.name == name).map(|a| &mut a.data)
-    }
-
-    /// As `array_mut`, to look at.
-    pub(super) fn any_array(&self, name: &str) -> Option<&Data> {
-        self.arrays.iter().find(|a| a.name == name).map(|a| &a.data)
-    }
-
-    /// An update has used these arrays.
-    pub(super) fn mark_used(&mut self, names: &[&str]) {
-        self.used = true;
-        self.arrays
-            .iter_mut()
-            .filter(|a| names.contains(&a.name.as_str()))
-            .for_each(|a| a.fresh = false);
-    }
-
-    /// The numbers, to be put back if an update fails.
-    pub(super) fn numbers(&self) -> (bool, Vec<(String, f64)>) {
-        (self.used, self.scalars.clone())
-    }
-
-    pub(super) fn set_numbers(&mut self, (used, numbers): (bool, Vec<(String, f64)>)) {
-        (self.used, self.scalars) = (used, numbers);
-    }
-
-    /// The same state with its arrays on a device.
-    pub(super) fn on(&self, device: Device) -> Result<Self> {
-        let mut moved = self.clone();
-        for array in &mut moved.arrays {
-            array.data = array.data.to(device)?;
-        }
-        Ok(moved)
     }
 
     /// Without the arrays that a rule no longer keeps under its options.
@@ -157,74 +187,21 @@ impl ParameterState {
     }
 }
 
-/// A rule's view of one parameter's state during one step.
-#[derive(Debug)]
-pub struct StateView<'a, T> {
-    state: &'a mut ParameterState,
-    shape: &'a [usize],
-    element: std::marker::PhantomData<T>,
-}
+/// Arrays that are large begin so many bytes apart within a page, one after the other: a load from the place of an earlier store, pages aside, would
+/// wait for it.
+const APART: usize = 1536;
 
-impl<'a, T: Float> StateView<'a, T> {
-    pub(super) fn new(state: &'a mut ParameterState, shape: &'a [usize]) -> Self {
-        state.used = true;
-        Self {
-            state,
-            shape,
-            element: std::marker::PhantomData,
-        }
+/// The array of this place in the state.
+fn filled(dtype: DType, array: &StateArray, place: usize) -> Data {
+    fn filled<T: Float>(array: &StateArray, place: usize) -> Data {
+        let (len, shape) = (array.shape.iter().product::<usize>(), array.shape.as_slice());
+        let skipped = if len < PIECE { 0 } else { (place + 1) * APART / size_of::<T>() };
+        let all = Array1::from_elem(len + skipped, T::of(array.fill)).slice_move(s![skipped..]);
+        let shaped = all.into_shape_with_order(shape);
+        T::wrap(shaped.unwrap_or_else(|_| ArrayD::from_elem(shape, T::of(array.fill))).into_shared())
     }
-
-    /// The parameter's shape.
-    pub fn shape(&self) -> &[usize] {
-        self.shape
-    }
-
-    /// The number of this name.
-    ///
-    /// # Panics
-    /// If the rule doesn't declare it in [`Rule::SCALARS`](super::Rule::SCALARS).
-    pub fn scalar(&mut self, name: &str) -> &mut f64 {
-        match self.state.scalars.iter_mut().find(|(n, _)| n == name) {
-            Some((_, value)) => value,
-            None => panic!("the rule doesn't declare the number `{name}`"),
-        }
-    }
-
-    /// Adds one to `step`, and gives the number of this step, from 1.
-    ///
-    /// # Panics
-    /// If the rule doesn't declare `step` in [`Rule::SCALARS`](super::Rule::SCALARS).
-    pub fn count(&mut self) -> u64 {
-        let step = self.scalar("step");
-        *step += 1.0;
-        *step as u64
-    }
-
-    /// Whether no update has used this array yet.
-    pub fn is_fresh(&self, name: &str) -> bool {
-        self.state.arrays.iter().any(|a| a.name == name && a.fresh)
-    }
-
-    /// The elements of these arrays, in row-major order.
-    ///
-    /// # Panics
-    /// If the rule doesn't declare one of them in [`Rule::arrays`](super::Rule::arrays), or if one is named twice.
-    pub fn arrays<const N: usize>(&mut self, names: [&str; N]) -> [&mut [T]; N] {
-        let mut found = [const { None }; N];
-        for array in &mut self.state.arrays {
-            if let Some(place) = names.iter().position(|name| *name == array.name) {
-                array.fresh = false;
-                if !array.data.is_contiguous() {
-                    array.data = array.data.to_contiguous();
-                }
-                found[place] = T::peek_mut(&mut array.data).ok().and_then(|a| a.as_slice_mut());
-            }
-        }
-        let mut names = names.iter();
-        found.map(|slice| {
-            let name = names.next();
-            slice.unwrap_or_else(|| panic!("the rule doesn't declare the array {name:?}"))
-        })
+    match dtype {
+        DType::F32 => filled::<f32>(array, place),
+        _ => filled::<f64>(array, place),
     }
 }

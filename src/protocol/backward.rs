@@ -4,6 +4,9 @@
 //! Information Processing Letters 11, 1980): the first part that finds a rank idle makes its sender the rank's parent, and is answered when
 //! that rank is idle again with all it sent answered; others are answered at once. So when the root is idle, all ranks are, and the
 //! round is over. The ranks met form a tree; commit or abort travels it and comes back.
+//!
+//! Values bring along which crossings their gradients will reach beyond (`autograd/reach.rs`). If that holds for all that the roots reach, an exact backward
+//! needs no marks of its own: each gradient takes the list along, and the rank that it meets first marks what it sent of it.
 
 use std::collections::BTreeSet;
 
@@ -25,6 +28,8 @@ pub(crate) enum Input<P> {
     Mark(CrossingId),
     /// Give the roots their gradient, one.
     SeedRoots,
+    /// The same, and mark what they reach by way of other ranks, if all of that is known.
+    SeedIfKnown,
     /// Give a crossing its gradients.
     Gradient(CrossingId, P),
     /// Add what was accumulated to the context's gradients.
@@ -38,6 +43,8 @@ pub(crate) enum Input<P> {
 pub(crate) struct Output<P> {
     /// Crossings received here that were reached for the first time.
     pub reached: Vec<CrossingId>,
+    /// After `SeedIfKnown`: all crossings that the roots reach, if they are known and the roots have got their gradient.
+    pub known: Option<Vec<CrossingId>>,
     /// Gradients for crossings received here.
     pub gradients: Vec<(CrossingId, P)>,
     /// Crossings that `ExpectAll` marked.
@@ -52,6 +59,7 @@ impl<P> Default for Output<P> {
     fn default() -> Self {
         Output {
             reached: Vec::new(),
+            known: None,
             gradients: Vec::new(),
             expected: 0,
             unreached: Vec::new(),
@@ -79,6 +87,10 @@ pub(super) struct Backward<P> {
     first: bool,
     children: BTreeSet<u32>,
     outstanding: usize,
+    /// All crossings that the roots reach, if they were known from the start.
+    known: Option<Vec<CrossingId>>,
+    /// Ranks that this one has told them.
+    told: BTreeSet<u32>,
     running: bool,
     inbox: Vec<Input<P>>,
     balance: i64,
@@ -103,6 +115,8 @@ impl<P> Backward<P> {
             first: true,
             children: BTreeSet::new(),
             outstanding: 0,
+            known: None,
+            told: BTreeSet::new(),
             running: false,
             inbox: Vec::new(),
             balance: 0,
@@ -115,6 +129,14 @@ impl<P> Backward<P> {
     /// Its number among those of its context.
     pub(super) fn number(&self) -> u32 {
         self.number
+    }
+
+    /// What goes to a rank with a gradient: the known crossings, the first time.
+    fn news_for(&mut self, rank: u32) -> Vec<CrossingId> {
+        match &self.known {
+            Some(known) if self.told.insert(rank) => known.clone(),
+            _ => Vec::new(),
+        }
     }
 
     fn fail(&mut self, rank: u32, error: Error) {
@@ -131,8 +153,9 @@ impl<V: Clone, P: Default> Rank<V, P> {
         self.check_idle("backward", context)?;
         let mut backward = Backward::new(number, manner, true);
         backward.inbox.push(Input::MarkRoots);
-        if manner.mode == Mode::Fast {
-            backward.inbox.extend([Input::ExpectAll, Input::SeedRoots]);
+        match manner.mode {
+            Mode::Fast => backward.inbox.extend([Input::ExpectAll, Input::SeedRoots]),
+            Mode::Exact => backward.inbox.push(Input::SeedIfKnown),
         }
         self.backwards.insert(context, backward);
         self.pump(context);
@@ -171,7 +194,15 @@ impl<V: Clone, P: Default> Rank<V, P> {
     }
 
     /// A part arrives from another rank.
-    pub(super) fn backward_part(&mut self, task: TaskId, context: ContextId, number: u32, manner: Manner, part: Part, payload: P) {
+    pub(super) fn backward_part(
+        &mut self,
+        task: TaskId,
+        context: ContextId,
+        (number, manner): (u32, Manner),
+        part: Part,
+        marks: Vec<CrossingId>,
+        payload: P,
+    ) {
         if !self.contexts.is_live(context) {
             let gone = self.contexts.gone("backward", context);
             return self.answer(task, Answer::default(), Err(gone));
@@ -188,7 +219,13 @@ impl<V: Clone, P: Default> Rank<V, P> {
             }
             None if settling => return self.answer(task, Answer::default(), Ok(())),
             None => {
-                self.backwards.insert(context, Backward::new(number, manner, false));
+                let mut backward = Backward::new(number, manner, false);
+                if !marks.is_empty() {
+                    let mine = marks.iter().copied().filter(|mark| mark.rank() == self.me);
+                    backward.inbox.extend(mine.map(Input::Mark));
+                    backward.known = Some(marks);
+                }
+                self.backwards.insert(context, backward);
             }
         }
         let Some(backward) = self.backwards.get_mut(&context) else { return };
@@ -226,15 +263,25 @@ impl<V: Clone, P: Default> Rank<V, P> {
         if let Some(error) = output.error {
             backward.fail(me, error);
         }
-        let (number, manner, failed) = (backward.number, backward.manner, backward.failed.is_some());
-        if !failed {
-            let marks = if manner.mode == Mode::Exact { output.reached } else { Vec::new() };
+        if let Some(known) = output.known {
+            backward.phase = Phase::Flowing;
+            backward.known = Some(known);
+        }
+        if backward.failed.is_none() {
+            let asks = backward.manner.mode == Mode::Exact && backward.known.is_none();
+            let marks = if asks { output.reached } else { Vec::new() };
             backward.outstanding += marks.len() + output.gradients.len();
+            let of = (backward.number, backward.manner);
+            let news: Vec<Vec<CrossingId>> = output
+                .gradients
+                .iter()
+                .map(|(crossing, _)| backward.news_for(crossing.rank()))
+                .collect();
             for crossing in marks {
-                self.send_part(context, number, manner, crossing.rank(), Part::Mark(crossing), P::default());
+                self.send_part(context, of, crossing.rank(), Part::Mark(crossing), Vec::new(), P::default());
             }
-            for (crossing, gradients) in output.gradients {
-                self.send_part(context, number, manner, crossing.rank(), Part::Gradient(crossing), gradients);
+            for ((crossing, gradients), news) in output.gradients.into_iter().zip(news) {
+                self.send_part(context, of, crossing.rank(), Part::Gradient(crossing), news, gradients);
             }
         }
         self.pump(context);
@@ -271,7 +318,15 @@ impl<V: Clone, P: Default> Rank<V, P> {
         }
     }
 
-    fn send_part(&mut self, context: ContextId, backward: u32, manner: Manner, to: u32, part: Part, payload: P) {
+    fn send_part(
+        &mut self,
+        context: ContextId,
+        (backward, manner): (u32, Manner),
+        to: u32,
+        part: Part,
+        marks: Vec<CrossingId>,
+        payload: P,
+    ) {
         self.issue(
             to,
             Op::Backward {
@@ -279,6 +334,7 @@ impl<V: Clone, P: Default> Rank<V, P> {
                 backward,
                 manner,
                 part,
+                marks,
             },
             Vec::new(),
             payload,
@@ -349,19 +405,13 @@ impl<V: Clone, P: Default> Rank<V, P> {
         backward.phase = Phase::Settling { commit };
         backward.parent = parent;
         backward.inbox = vec![if commit { Input::Commit } else { Input::Abort }];
-        let (number, manner) = (backward.number, backward.manner);
+        let of = (backward.number, backward.manner);
         let lost = commit && mutant::is(Mutant::SkipCommit);
         let children: Vec<u32> = backward.children.iter().copied().filter(|_| !lost).collect();
         backward.outstanding += children.len();
         for child in children {
-            self.send_part(
-                context,
-                number,
-                manner,
-                child,
-                if commit { Part::Commit } else { Part::Abort },
-                P::default(),
-            );
+            let part = if commit { Part::Commit } else { Part::Abort };
+            self.send_part(context, of, child, part, Vec::new(), P::default());
         }
         self.pump(context);
     }

@@ -1,6 +1,8 @@
 //! Which contexts this rank knows, through whom, and who knows them through it.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
+
+use rustc_hash::FxHashMap;
 
 use super::ids::ContextId;
 use crate::mutant::{self, Mutant};
@@ -24,8 +26,8 @@ struct Released {
 pub(crate) struct Contexts {
     me: u32,
     next: u64,
-    live: HashMap<ContextId, Context>,
-    released: HashMap<u32, Released>,
+    live: FxHashMap<ContextId, Context>,
+    released: FxHashMap<u32, Released>,
     /// Sequences of this rank's own contexts that are alive.
     own: BTreeSet<u64>,
 }
@@ -35,8 +37,8 @@ impl Contexts {
         Contexts {
             me,
             next: 1,
-            live: HashMap::new(),
-            released: HashMap::new(),
+            live: FxHashMap::default(),
+            released: FxHashMap::default(),
             own: BTreeSet::new(),
         }
     }

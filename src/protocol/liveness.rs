@@ -110,7 +110,9 @@ mod tests {
         let context = root.open_context();
         middle.contexts.meet(context).unwrap();
         root.begin_backward(context, 1, Manner::default()).unwrap();
-        assert!(matches!(&root.take_actions()[..], [Action::Engine { inputs, .. }] if inputs[..] == [Input::MarkRoots]));
+        assert!(
+            matches!(&root.take_actions()[..], [Action::Engine { inputs, .. }] if inputs[..] == [Input::MarkRoots, Input::SeedIfKnown])
+        );
         root.engine_done(
             context,
             Output {

@@ -62,6 +62,8 @@ pub(crate) enum Op {
         backward: u32,
         manner: Manner,
         part: Part,
+        /// With a sender's first gradient to a rank, if the root knew them from the start: all crossings that the roots reach. The receiver marks its own.
+        marks: Vec<CrossingId>,
     },
     /// Forget a context, here and on all ranks that met it through this one.
     Release { context: ContextId, low: u64 },

@@ -20,7 +20,7 @@ mod tasks;
 mod turns;
 mod wishes;
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 pub(crate) use backward::{Input, Output};
@@ -33,6 +33,8 @@ pub(crate) use message::Part;
 pub(crate) use message::{Answer, Gate, Manner, Message, Op, Status, Tag};
 use references::{Lookup, References};
 pub(crate) use turns::Turn;
+
+use rustc_hash::FxHashMap;
 
 use crate::Error;
 use crate::mutant::{self, Mutant};
@@ -197,19 +199,19 @@ pub(crate) struct Rank<V, P> {
     now: Instant,
     refs: References<V>,
     contexts: Contexts,
-    backwards: HashMap<ContextId, backward::Backward<P>>,
-    outgoing: HashMap<RequestId, Outgoing>,
-    incoming: HashMap<TaskId, Incoming<V, P>>,
+    backwards: FxHashMap<ContextId, backward::Backward<P>>,
+    outgoing: FxHashMap<RequestId, Outgoing>,
+    incoming: FxHashMap<TaskId, Incoming<V, P>>,
     /// References of third ranks in replies of ours, kept until the receiver confirms.
-    reply_pins: HashMap<TaskId, Vec<RefId>>,
+    reply_pins: FxHashMap<TaskId, Vec<RefId>>,
     /// Registrations under way, oldest first: for each, who waits for it.
-    registering: HashMap<RefId, VecDeque<Registering>>,
+    registering: FxHashMap<RefId, VecDeque<Registering>>,
     /// Replies to confirm once so many registrations are through.
-    confirming: HashMap<TaskId, usize>,
-    releases: HashMap<u64, Release>,
+    confirming: FxHashMap<TaskId, usize>,
+    releases: FxHashMap<u64, Release>,
     turns: turns::Turns,
     window: Window,
-    outstanding: HashMap<u32, (usize, usize)>,
+    outstanding: FxHashMap<u32, (usize, usize)>,
     drain: drain::Drain,
     sent: u64,
     received: u64,
@@ -239,16 +241,16 @@ impl<V: Clone, P: Default> Rank<V, P> {
             now: Instant::ZERO,
             refs: References::new(me),
             contexts: Contexts::new(me),
-            backwards: HashMap::new(),
-            outgoing: HashMap::new(),
-            incoming: HashMap::new(),
-            reply_pins: HashMap::new(),
-            registering: HashMap::new(),
-            confirming: HashMap::new(),
-            releases: HashMap::new(),
+            backwards: FxHashMap::default(),
+            outgoing: FxHashMap::default(),
+            incoming: FxHashMap::default(),
+            reply_pins: FxHashMap::default(),
+            registering: FxHashMap::default(),
+            confirming: FxHashMap::default(),
+            releases: FxHashMap::default(),
             turns: turns::Turns::default(),
             window,
-            outstanding: HashMap::new(),
+            outstanding: FxHashMap::default(),
             drain: drain::Drain::default(),
             sent: 0,
             received: 0,
@@ -259,9 +261,17 @@ impl<V: Clone, P: Default> Rank<V, P> {
     }
 
     /// What there is to do, in order.
+    #[cfg(any(test, feature = "sim"))]
     pub(crate) fn take_actions(&mut self) -> Vec<Action<V, P>> {
+        let mut actions = Vec::new();
+        self.swap_actions(&mut actions);
+        actions
+    }
+
+    /// What there is to do, in order, in exchange for an empty list.
+    pub(crate) fn swap_actions(&mut self, empty: &mut Vec<Action<V, P>>) {
         self.flush_references();
-        std::mem::take(&mut self.actions)
+        std::mem::swap(&mut self.actions, empty);
     }
 
     /// Tells the time; only used to say how long a task has been running.

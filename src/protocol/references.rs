@@ -1,6 +1,8 @@
 //! Who holds what: the rules are on the page `README.md` beside this file.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+
+use rustc_hash::FxHashMap;
 
 use super::ids::{RefId, TaskId, ValueId};
 use crate::mutant::{self, Mutant};
@@ -56,10 +58,10 @@ pub(crate) struct StillHeld {
 pub(crate) struct References<V> {
     me: u32,
     next: u64,
-    owned: HashMap<ValueId, Owned<V>>,
-    held: HashMap<RefId, Held>,
+    owned: FxHashMap<ValueId, Owned<V>>,
+    held: FxHashMap<RefId, Held>,
     /// Per rank, the last of its creations that arrived here: a later id may still come, an earlier one was freed.
-    created: HashMap<u32, u64>,
+    created: FxHashMap<u32, u64>,
     /// Releases to send, per owner.
     releases: BTreeMap<u32, Vec<(ValueId, u64)>>,
     /// Values nobody holds any more, for the driver to drop.
@@ -71,9 +73,9 @@ impl<V: Clone> References<V> {
         References {
             me,
             next: 1,
-            owned: HashMap::new(),
-            held: HashMap::new(),
-            created: HashMap::new(),
+            owned: FxHashMap::default(),
+            held: FxHashMap::default(),
+            created: FxHashMap::default(),
             releases: BTreeMap::new(),
             garbage: Vec::new(),
         }
@@ -280,6 +282,11 @@ impl<V: Clone> References<V> {
             self.held.remove(&id);
             self.releases.entry(id.owner).or_default().push((id.value, n));
         }
+    }
+
+    /// Whether there are releases to send or values to drop.
+    pub(crate) fn has_news(&self) -> bool {
+        !self.releases.is_empty() || !self.garbage.is_empty()
     }
 
     pub(crate) fn take_releases(&mut self) -> BTreeMap<u32, Vec<(ValueId, u64)>> {

@@ -43,6 +43,9 @@ impl<V: Clone, P: Default> Rank<V, P> {
     }
 
     pub(super) fn flush_references(&mut self) {
+        if !self.refs.has_news() {
+            return;
+        }
         for (owner, values) in self.refs.take_releases() {
             if mutant::is(Mutant::DropRelease) {
                 continue;

@@ -1,5 +1,7 @@
 //! Requests of other ranks (and of this one to itself): how they arrive, wait, run, and are answered.
 
+use smallvec::SmallVec;
+
 use super::*;
 
 impl<V: Clone, P: Default> Rank<V, P> {
@@ -48,7 +50,10 @@ impl<V: Clone, P: Default> Rank<V, P> {
             _ => None,
         };
         let local = refs.iter().filter(|r| r.owner == self.me).map(|r| r.value);
-        for value in local.chain(wanted).collect::<BTreeSet<_>>() {
+        let mut values: SmallVec<[ValueId; 8]> = local.chain(wanted).collect();
+        values.sort_unstable();
+        values.dedup();
+        for value in values {
             if self.refs.park(value, task) {
                 waits += 1;
             }
@@ -128,7 +133,8 @@ impl<V: Clone, P: Default> Rank<V, P> {
                 backward,
                 manner,
                 part,
-            } => self.backward_part(task, context, backward, manner, part, payload),
+                marks,
+            } => self.backward_part(task, context, (backward, manner), part, marks, payload),
             Op::Release { context, low } => self.release(context, low, Some(task), None),
         }
     }

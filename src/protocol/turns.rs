@@ -63,6 +63,10 @@ impl<V: Clone, P: Default> Rank<V, P> {
                 incoming.turn = Turn::Take;
             }
         }
+        if self.turns.holder == Holder::Nobody && self.turns.waiting.is_empty() && !mutant::is(Mutant::StepsAtOnce) {
+            self.turns.holder = Holder::Running(task);
+            return self.run(task, work);
+        }
         if let Some(incoming) = self.incoming.get_mut(&task) {
             incoming.stage = Stage::Queued(Box::new(work));
             self.turns.waiting.push_back(task);

@@ -38,7 +38,7 @@ pub(crate) struct Call {
     pub slot: Arc<Slot>,
     pub request: RequestId,
     pub to: u32,
-    pub operation: String,
+    pub operation: &'static str,
     pub limit: Option<Limit>,
     /// The value that it creates, with one handle that the issuer takes over.
     pub created: Option<RefId>,
@@ -47,10 +47,10 @@ pub(crate) struct Call {
 }
 
 /// A call of a function to be sent.
-pub(crate) struct Issue<'a> {
+pub(crate) struct Issue {
     pub to: u32,
     pub function: u32,
-    pub name: &'a str,
+    pub name: &'static str,
     pub creates: bool,
     pub gate: Gate,
     pub recorded: Recorded,
@@ -119,18 +119,14 @@ impl Caller {
         if encoded.edges.is_empty() {
             return None;
         }
-        Some(
-            recorder
-                .recording
-                .send(self.runtime.rank(), std::mem::take(&mut encoded.edges), name()),
-        )
+        Some(recorder.recording.send(std::mem::take(&mut encoded.edges), name()))
     }
 
     fn records(&self) -> bool {
         self.recorder.is_some() && grad_enabled()
     }
 
-    fn send(&self, to: u32, op: Op, encoded: Encoded, operation: &str, manner: Manner, creates: bool) -> Result<Call> {
+    fn send(&self, to: u32, op: Op, encoded: Encoded, operation: &'static str, manner: Manner, creates: bool) -> Result<Call> {
         let sent = match &op {
             Op::Call { context: Some(tag), .. } | Op::Fetch { context: Some(tag), .. } => tag.crossing,
             _ => None,
@@ -143,7 +139,7 @@ impl Caller {
             op,
             encoded,
             window,
-            operation: operation.into(),
+            operation,
             waits,
             limit,
             creates,
@@ -155,7 +151,7 @@ impl Caller {
             request: id,
             created,
             to,
-            operation: operation.into(),
+            operation,
             limit,
             recorder: self.recorder.clone(),
             sent,
@@ -169,7 +165,7 @@ impl Caller {
     }
 
     /// Sends a call whose arguments `write` encodes.
-    pub(crate) fn issue(&self, issue: Issue<'_>, write: impl FnOnce(&mut Vec<u8>) -> Result<()>) -> Result<Call> {
+    pub(crate) fn issue(&self, issue: Issue, write: impl FnOnce(&mut Vec<u8>) -> Result<()>) -> Result<Call> {
         let Issue {
             to,
             function,
@@ -207,8 +203,13 @@ impl Caller {
     }
 
     /// Encodes the result of a function that this caller's scope ran, as an answer to `to`.
-    pub(crate) fn encode_result(&self, value: &Stored, to: u32, name: &str, typed: bool) -> Result<(Encoded, Option<CrossingId>)> {
-        let mut encoded = value.encode(self.records(), typed)?;
+    pub(crate) fn encode_result(
+        &self,
+        to: u32,
+        name: &str,
+        encode: impl FnOnce(bool) -> Result<Encoded>,
+    ) -> Result<(Encoded, Option<CrossingId>)> {
+        let mut encoded = encode(self.records())?;
         let crossing = match &self.recorder {
             Some(recorder) if self.records() => self.note(recorder, &mut encoded, || {
                 format!("{name} on rank {} (result for rank {to})", self.runtime.rank())
@@ -220,11 +221,11 @@ impl Caller {
 }
 
 impl Call {
-    fn waiting(&self) -> Waiting<'_> {
+    fn waiting(&self) -> Waiting {
         Waiting {
             request: self.request,
             to: self.to,
-            operation: &self.operation,
+            operation: self.operation,
             limit: self.limit,
         }
     }
@@ -252,7 +253,7 @@ impl Call {
                 ErrorKind::Creation { .. } | ErrorKind::Panic { .. } => source,
                 _ => ErrorKind::Remote {
                     rank: self.to,
-                    operation: self.operation.clone(),
+                    operation: self.operation.into(),
                     source,
                 }
                 .into(),

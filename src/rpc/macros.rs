@@ -94,12 +94,13 @@ macro_rules! remote {
                 $scope_in: &$crate::Scope,
                 $arguments_in: $crate::rpc::Incoming,
                 $main_in: ::core::option::Option<&mut dyn ::core::any::Any>,
-            ) -> $crate::Result<$crate::rpc::Stored> {
+                keep: bool,
+            ) -> $crate::Result<$crate::rpc::Given> {
                 #[allow(unused_imports)]
                 use $crate::rpc::{Encodable as _, HasParameters as _, NoParameters as _, Opaque as _};
                 let value = $crate::rpc::outcome({ $($steps)* })?;
                 let probe = &$crate::rpc::Probe::<<$result as $crate::rpc::Outcome>::Value>(::core::marker::PhantomData);
-                Ok($crate::rpc::Stored::new(value, probe.encoder(), probe.list()))
+                $crate::rpc::give($scope_in, REGISTRATION.path(), value, keep, probe.encoder(), probe.list())
             }
             static REGISTRATION: $crate::rpc::Registration = $crate::rpc::Registration::new(
                 concat!(module_path!(), "::", stringify!($name)),

@@ -24,9 +24,9 @@ pub use registry::Remote;
 pub use registry::{Entry, Incoming, Registration};
 pub(crate) use registry::{check, get, listing};
 pub use scope::Scope;
+pub(crate) use stored::{Answer, into_value, stored};
 #[doc(hidden)]
-pub use stored::{Encodable, HasParameters, NoParameters, Opaque, Probe, Stored};
-pub(crate) use stored::{into_value, stored};
+pub use stored::{Encodable, Given, HasParameters, NoParameters, Opaque, Probe, give};
 
 use crate::rref::RRef;
 use crate::tensor::Tensor;

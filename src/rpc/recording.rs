@@ -1,8 +1,10 @@
 //! What a rank keeps of a distributed autograd context: the tensors it sent, the gradients it accumulated, the engine at work.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use rustc_hash::FxHashMap;
 
 use crate::autograd::{self, Edge, Key, LeafHooks, LeafSink};
 use crate::mutant::{self, Mutant};
@@ -35,6 +37,9 @@ impl Frame {
     }
 }
 
+/// Most crossings that a backward over ranks takes along; more are asked about, rank by rank.
+const MOST_KNOWN: usize = 1024;
+
 /// Where calls are recorded.
 #[derive(Debug, Clone)]
 pub(crate) struct Recorder {
@@ -50,7 +55,7 @@ struct Sent {
     name: String,
 }
 
-type Gradients = HashMap<u64, (Arc<Leaf>, Gradient)>;
+type Gradients = FxHashMap<u64, (Arc<Leaf>, Gradient)>;
 
 #[derive(Default)]
 struct Engine {
@@ -73,6 +78,7 @@ struct Engine {
 /// The part of a context that lives on this rank.
 pub(crate) struct Recording {
     pub id: ContextId,
+    me: u32,
     sent: Mutex<BTreeMap<CrossingId, Sent>>,
     gradients: Mutex<Gradients>,
     engine: Mutex<Engine>,
@@ -84,10 +90,21 @@ impl std::fmt::Debug for Recording {
     }
 }
 
+/// Gradients that a recording lends.
+pub(crate) struct Lent<'a>(MutexGuard<'a, Gradients>);
+
+impl Lent<'_> {
+    /// The gradient of a leaf.
+    pub(crate) fn gradient(&self, leaf: u64) -> Option<&Gradient> {
+        self.0.get(&leaf).map(|g| &g.1)
+    }
+}
+
 impl Recording {
-    pub(crate) fn new(id: ContextId) -> Arc<Self> {
+    pub(crate) fn new(id: ContextId, me: u32) -> Arc<Self> {
         Arc::new(Recording {
             id,
+            me,
             sent: Mutex::default(),
             gradients: Mutex::default(),
             engine: Mutex::default(),
@@ -95,9 +112,9 @@ impl Recording {
     }
 
     /// Notes that tensors leave this rank; gradients for them will come under the returned id.
-    pub(crate) fn send(&self, me: u32, edges: Vec<Option<Edge>>, name: String) -> CrossingId {
+    pub(crate) fn send(&self, edges: Vec<Option<Edge>>, name: String) -> CrossingId {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let id = CrossingId::new(me, NEXT.fetch_add(1, Ordering::Relaxed));
+        let id = CrossingId::new(self.me, NEXT.fetch_add(1, Ordering::Relaxed));
         lock(&self.sent).insert(
             id,
             Sent {
@@ -117,6 +134,11 @@ impl Recording {
     /// The gradient of a leaf of this rank, if this context has one.
     pub(crate) fn gradient(&self, leaf: u64) -> Option<Gradient> {
         lock(&self.gradients).get(&leaf).map(|g| g.1.clone())
+    }
+
+    /// The gradients of leaves of this rank, lent; none is added meanwhile.
+    pub(crate) fn lent(&self) -> Lent<'_> {
+        Lent(lock(&self.gradients))
     }
 
     /// Lets go of the graph: hooks in it may hold this recording.
@@ -197,11 +219,21 @@ impl Recording {
                 }
                 Input::Mark(id) => self.with_sent(id, |sent| running.mark(&sent.key, &sent.edges))?,
                 Input::SeedRoots => {
-                    for (i, root) in roots.iter().enumerate() {
-                        let one = Tensor::ones(root.dtype(), root.shape()).data();
-                        running.give(&root_key(i), &[root.edge()], vec![Some(Gradient::Dense(one))])?;
-                    }
+                    seed(running, roots)?;
                     flows = true;
+                    Vec::new()
+                }
+                Input::SeedIfKnown => {
+                    let Some(known) = running.reach().filter(|known| known.len() <= MOST_KNOWN) else {
+                        continue;
+                    };
+                    let known: Vec<CrossingId> = known.iter().copied().map(CrossingId::from_bits).collect();
+                    let mine = known.iter().filter(|id| id.rank() == self.me);
+                    mine.map(|&id| self.with_sent(id, |sent| running.mark(&sent.key, &sent.edges)).map(drop))
+                        .collect::<Result<()>>()?;
+                    seed(running, roots)?;
+                    flows = true;
+                    output.known = Some(known);
                     Vec::new()
                 }
                 Input::Gradient(id, payload) => {
@@ -281,6 +313,15 @@ impl Recording {
             .into()),
         }
     }
+}
+
+/// Gives the roots their gradient.
+fn seed(running: &mut autograd::Backward, roots: &[Tensor]) -> Result<()> {
+    for (i, root) in roots.iter().enumerate() {
+        let one = Tensor::ones(root.dtype(), root.shape()).data();
+        running.give(&root_key(i), &[root.edge()], vec![Some(Gradient::Dense(one))])?;
+    }
+    Ok(())
 }
 
 /// Roots come after everything else in the program, the first root last.

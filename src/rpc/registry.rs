@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use serde::de::DeserializeOwned;
 
 use super::Scope;
-use super::stored::Stored;
+use super::stored::Given;
 use crate::wire::Delivered;
 use crate::{Error, ErrorKind, Result};
 
@@ -27,7 +27,7 @@ impl Incoming {
     }
 }
 
-type Run = fn(&Scope, Incoming, Option<&mut dyn Any>) -> Result<Stored>;
+type Run = fn(&Scope, Incoming, Option<&mut dyn Any>, bool) -> Result<Given>;
 
 /// A function that other ranks can call.
 #[doc(hidden)]
@@ -53,7 +53,8 @@ impl Registration {
         }
     }
 
-    pub(crate) fn path(&self) -> &'static str {
+    /// Path and name of the function.
+    pub fn path(&self) -> &'static str {
         self.path
     }
 
@@ -61,8 +62,9 @@ impl Registration {
         self.on_main
     }
 
-    pub(crate) fn run(&self, scope: &Scope, arguments: Incoming, main: Option<&mut dyn Any>) -> Result<Stored> {
-        (self.run)(scope, arguments, main)
+    /// Runs it; its result is to be kept here, or encoded for the caller.
+    pub(crate) fn run(&self, scope: &Scope, arguments: Incoming, main: Option<&mut dyn Any>, keep: bool) -> Result<Given> {
+        (self.run)(scope, arguments, main, keep)
     }
 }
 

@@ -5,22 +5,50 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use serde::Serialize;
 
-use super::Module;
+use super::{Calls, Module, Scope};
+use crate::protocol::CrossingId;
 use crate::runtime::Value;
 use crate::tensor::Tensor;
 use crate::wire::{self, Encoded};
-use crate::{ErrorKind, Result};
+use crate::{Error, ErrorKind, Result};
 
-type EncodeFn = fn(&dyn Any, &mut Vec<u8>) -> Result<()>;
-type ParametersFn = fn(&dyn Any) -> Vec<Tensor>;
+type Encode<T> = fn(&T, &mut Vec<u8>) -> Result<()>;
+type Parameters<T> = fn(&T) -> Vec<Tensor>;
+
+/// A value of some type.
+trait Cell: Any + Send + Sync {
+    /// Encodes it; `None` if it can't be.
+    fn encode(&self, bytes: &mut Vec<u8>) -> Option<Result<()>>;
+    fn parameters(&self) -> Option<Vec<Tensor>>;
+}
+
+struct Typed<T> {
+    value: RwLock<T>,
+    encode: Option<Encode<T>>,
+    parameters: Option<Parameters<T>>,
+}
+
+impl<T> Typed<T> {
+    fn read(&self) -> RwLockReadGuard<'_, T> {
+        self.value.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T: Send + Sync + 'static> Cell for Typed<T> {
+    fn encode(&self, bytes: &mut Vec<u8>) -> Option<Result<()>> {
+        self.encode.map(|encode| encode(&self.read(), bytes))
+    }
+
+    fn parameters(&self) -> Option<Vec<Tensor>> {
+        self.parameters.map(|list| list(&self.read()))
+    }
+}
 
 /// A value of any type, kept by its owner.
 #[doc(hidden)]
 pub struct Stored {
-    cell: Box<dyn Any + Send + Sync>,
+    cell: Box<dyn Cell>,
     type_name: &'static str,
-    encode: Option<EncodeFn>,
-    parameters: Option<ParametersFn>,
 }
 
 impl std::fmt::Debug for Stored {
@@ -31,12 +59,14 @@ impl std::fmt::Debug for Stored {
 
 impl Stored {
     /// A value that can be fetched if there is an encoder for it, and asked for its parameters if it is a [`Module`].
-    pub fn new<T: Send + Sync + 'static>(value: T, encode: Option<EncodeFn>, parameters: Option<ParametersFn>) -> Self {
+    pub(super) fn new<T: Send + Sync + 'static>(value: T, encode: Option<Encode<T>>, parameters: Option<Parameters<T>>) -> Self {
         Stored {
-            cell: Box::new(RwLock::new(value)),
+            cell: Box::new(Typed {
+                value: RwLock::new(value),
+                encode,
+                parameters,
+            }),
             type_name: type_name::<T>(),
-            encode,
-            parameters,
         }
     }
 
@@ -46,40 +76,72 @@ impl Stored {
 
     /// The parameters of a [`Module`].
     pub(crate) fn parameters(&self) -> Option<Vec<Tensor>> {
-        self.parameters.map(|list| list(&*self.cell))
+        self.cell.parameters()
     }
 
-    fn lock<T: 'static>(&self) -> Option<&RwLock<T>> {
-        self.cell.downcast_ref()
+    fn typed<T: 'static>(&self) -> Option<&Typed<T>> {
+        let cell: &dyn Any = &*self.cell;
+        cell.downcast_ref()
     }
 
     pub(crate) fn read<T: 'static>(&self) -> Option<RwLockReadGuard<'_, T>> {
-        Some(self.lock()?.read().unwrap_or_else(PoisonError::into_inner))
+        Some(self.typed()?.read())
     }
 
     pub(crate) fn write<T: 'static>(&self) -> Option<RwLockWriteGuard<'_, T>> {
-        Some(self.lock()?.write().unwrap_or_else(PoisonError::into_inner))
+        Some(self.typed()?.value.write().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Encodes the value; with `typed`, its type goes in front.
-    pub(crate) fn encode(&self, record: bool, typed: bool) -> Result<Encoded> {
-        let Some(encode) = self.encode else {
-            return Err(ErrorKind::Argument {
-                op: "fetch".into(),
-                what: format!(
-                    "a `{}` can't leave its rank: it doesn't implement serde's Serialize; call a function on it there",
-                    self.type_name
-                ),
-            }
-            .into());
-        };
+    /// Encodes the value, its type in front.
+    pub(crate) fn encode(&self, record: bool) -> Result<Encoded> {
         wire::encode(record, |bytes| {
-            if typed {
-                wire::write(self.type_name, bytes)?;
-            }
-            encode(&*self.cell, bytes)
+            wire::write(self.type_name, bytes)?;
+            self.cell.encode(bytes).unwrap_or_else(|| Err(cannot_leave(self.type_name)))
         })
     }
+}
+
+fn cannot_leave(type_name: &str) -> Error {
+    ErrorKind::Argument {
+        op: "fetch".into(),
+        what: format!("a `{type_name}` can't leave its rank: it doesn't implement serde's Serialize; call a function on it there"),
+    }
+    .into()
+}
+
+/// What a remote function gave: a value to keep, or one that goes back to its caller.
+#[doc(hidden)]
+#[derive(Debug)]
+pub enum Given {
+    /// To keep.
+    Value(Stored),
+    /// Encoded.
+    Answer(Answer),
+}
+
+/// An encoded result.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Answer(pub(crate) Encoded, pub(crate) Option<CrossingId>);
+
+/// Keeps a function's result, or encodes it for the caller.
+#[doc(hidden)]
+pub fn give<T: Send + Sync + 'static>(
+    scope: &Scope,
+    name: &str,
+    value: T,
+    keep: bool,
+    encode: Option<Encode<T>>,
+    parameters: Option<Parameters<T>>,
+) -> Result<Given> {
+    if keep {
+        return Ok(Given::Value(Stored::new(value, encode, parameters)));
+    }
+    let encode = encode.ok_or_else(|| cannot_leave(type_name::<T>()))?;
+    let (encoded, crossing) = scope.caller().encode_result(scope.caller_rank(), name, |record| {
+        wire::encode(record, |bytes| encode(&value, bytes))
+    })?;
+    Ok(Given::Answer(Answer(encoded, crossing)))
 }
 
 pub(crate) fn stored(value: &Value) -> Option<&Stored> {
@@ -91,73 +153,55 @@ pub(crate) fn into_value(stored: Stored) -> Value {
     Arc::new(stored)
 }
 
-fn encode_as<T: Serialize + 'static>(cell: &dyn Any, bytes: &mut Vec<u8>) -> Result<()> {
-    match cell.downcast_ref::<RwLock<T>>() {
-        Some(lock) => wire::write(&*lock.read().unwrap_or_else(PoisonError::into_inner), bytes),
-        None => Err(ErrorKind::Argument {
-            op: "encode".into(),
-            what: format!("not a `{}`", type_name::<T>()),
-        }
-        .into()),
-    }
-}
-
 /// Finds out, for a concrete type, whether there is an encoder: method lookup prefers [`Encodable`], which asks for `Serialize`.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct Probe<T>(pub std::marker::PhantomData<T>);
 
 #[doc(hidden)]
-pub trait Encodable {
+pub trait Encodable<T> {
     /// The encoder.
-    fn encoder(&self) -> Option<EncodeFn>;
+    fn encoder(&self) -> Option<Encode<T>>;
 }
 
-impl<T: Serialize + 'static> Encodable for Probe<T> {
-    fn encoder(&self) -> Option<EncodeFn> {
-        Some(encode_as::<T>)
+impl<T: Serialize + 'static> Encodable<T> for Probe<T> {
+    fn encoder(&self) -> Option<Encode<T>> {
+        Some(wire::write::<T>)
     }
 }
 
 #[doc(hidden)]
-pub trait Opaque {
+pub trait Opaque<T> {
     /// None.
-    fn encoder(&self) -> Option<EncodeFn>;
+    fn encoder(&self) -> Option<Encode<T>>;
 }
 
-impl<T> Opaque for &Probe<T> {
-    fn encoder(&self) -> Option<EncodeFn> {
+impl<T> Opaque<T> for &Probe<T> {
+    fn encoder(&self) -> Option<Encode<T>> {
         None
     }
 }
 
-fn parameters_of<T: Module + 'static>(cell: &dyn Any) -> Vec<Tensor> {
-    match cell.downcast_ref::<RwLock<T>>() {
-        Some(lock) => lock.read().unwrap_or_else(PoisonError::into_inner).parameters(),
-        None => Vec::new(),
-    }
-}
-
 #[doc(hidden)]
-pub trait HasParameters {
+pub trait HasParameters<T> {
     /// What lists them.
-    fn list(&self) -> Option<ParametersFn>;
+    fn list(&self) -> Option<Parameters<T>>;
 }
 
-impl<T: Module + 'static> HasParameters for Probe<T> {
-    fn list(&self) -> Option<ParametersFn> {
-        Some(parameters_of::<T>)
+impl<T: Module + 'static> HasParameters<T> for Probe<T> {
+    fn list(&self) -> Option<Parameters<T>> {
+        Some(T::parameters)
     }
 }
 
 #[doc(hidden)]
-pub trait NoParameters {
+pub trait NoParameters<T> {
     /// Nothing.
-    fn list(&self) -> Option<ParametersFn>;
+    fn list(&self) -> Option<Parameters<T>>;
 }
 
-impl<T> NoParameters for &Probe<T> {
-    fn list(&self) -> Option<ParametersFn> {
+impl<T> NoParameters<T> for &Probe<T> {
+    fn list(&self) -> Option<Parameters<T>> {
         None
     }
 }

@@ -44,15 +44,16 @@ impl Runtime {
     ) -> Result<()> {
         let slot = Slot::new();
         let waiting = Arc::clone(&slot);
-        let (begun, after) = self.step(move |core| {
+        let mut after = After::default();
+        let begun = self.step(&mut after, move |core| {
             core.rank.begin_backward(context, number, manner)?;
             core.backwards.insert(context, waiting);
             Ok::<(), Error>(())
         })?;
-        let todos = self.settle(after);
+        self.settle(&mut after);
         begun?;
         set_roots();
-        for todo in todos {
+        for todo in after.todos {
             match todo {
                 Todo::Engine { context: c, .. } if c == context => self.run(todo, None)?,
                 other => self.hand_over(other),
@@ -62,12 +63,12 @@ impl Runtime {
         let start = Instant::now();
         let mut asked = start;
         loop {
-            let next = asked + self.ask_after();
+            let next = asked + self.pace.ask_after;
             let silent = lock(&self.core).rank.backward_silent(context);
             // It was asked when `ask_after` had passed without a word.
             let lost = silent
-                .zip(self.settings.timeout())
-                .map(|((_, since), t)| self.started + since + t - self.ask_after());
+                .zip(self.pace.timeout)
+                .map(|((_, since), t)| self.started + since + t - self.pace.ask_after);
             let end = limit.and_then(Limit::end).into_iter().chain(lost).min();
             let until = end.map_or(next, |e| e.min(next));
             if self.wait_until(&|| slot.is_done(), Permission::Engine(context), Some(until))? {
@@ -84,7 +85,7 @@ impl Runtime {
                 let status = match still_silent {
                     Some((_, since)) => format!(
                         "it has said nothing for {:.1} s",
-                        (self.started.elapsed() - since + self.ask_after()).as_secs_f64()
+                        (self.started.elapsed() - since + self.pace.ask_after).as_secs_f64()
                     ),
                     None => format!("waiting for ranks {ranks:?}"),
                 };

@@ -4,28 +4,34 @@ use super::*;
 
 impl Runtime {
     /// Lets `event` happen to the state machine, and sends what comes of it in order. The rest is for the caller.
-    pub(super) fn step<R>(self: &Arc<Self>, event: impl FnOnce(&mut Core) -> R) -> Result<(R, After)> {
-        let mut after = After::default();
+    pub(super) fn step<R>(self: &Arc<Self>, after: &mut After, event: impl FnOnce(&mut Core) -> R) -> Result<R> {
         let mut core = lock(&self.core);
         self.tell_dropped(&mut core);
-        core.rank.set_now(self.started.elapsed());
+        core.rank.set_now(self.ticks.elapsed());
         let result = event(&mut core);
-        for action in core.rank.take_actions() {
-            self.carry_out(&mut core, action, &mut after)?;
-        }
+        self.carry_out_all(&mut core, after)?;
         // Only now: callbacks that came of the event have been counted.
-        if core.rank.is_ending() {
+        let ending = core.rank.is_ending();
+        if ending != self.ending.load(Ordering::Relaxed) {
+            self.ending.store(ending, Ordering::SeqCst);
+        }
+        if ending {
             // An answer that nobody took may have held references.
             self.tell_dropped(&mut core);
-            for action in core.rank.take_actions() {
-                self.carry_out(&mut core, action, &mut after)?;
-            }
+            self.carry_out_all(&mut core, after)?;
             core.rank.advance_end(self.callbacks.load(Ordering::SeqCst) > 0);
-            for action in core.rank.take_actions() {
-                self.carry_out(&mut core, action, &mut after)?;
-            }
+            self.carry_out_all(&mut core, after)?;
+            self.ending.store(core.rank.is_ending(), Ordering::SeqCst);
         }
-        Ok((result, after))
+        Ok(result)
+    }
+
+    fn carry_out_all(self: &Arc<Self>, core: &mut Core, after: &mut After) -> Result<()> {
+        let mut actions = std::mem::take(&mut core.actions);
+        core.rank.swap_actions(&mut actions);
+        let done = actions.drain(..).try_for_each(|action| self.carry_out(core, action, after));
+        core.actions = actions;
+        done
     }
 
     /// Tells the state machine which handles were dropped.
@@ -127,7 +133,7 @@ impl Runtime {
                     slot.report(status);
                 }
             }
-            Action::Led { error } => lock(&self.led).push_back(error),
+            Action::Led { error } => self.led.push(error),
             Action::Ended { last } => {
                 self.at_last.store(last, Ordering::SeqCst);
                 self.ended.fetch_add(1, Ordering::SeqCst);
@@ -141,20 +147,19 @@ impl Runtime {
         refs.iter().map(|&id| (id, self.executor.handle(self, id))).collect()
     }
 
-    /// Does what needs no lock; returns the work.
-    pub(super) fn settle(self: &Arc<Self>, after: After) -> Vec<Todo> {
-        if after.awaited {
+    /// Does what needs no lock; leaves the work.
+    pub(super) fn settle(self: &Arc<Self>, after: &mut After) {
+        if std::mem::take(&mut after.awaited) {
             self.wake_leader();
         }
-        drop(after.replies);
-        drop(after.values);
-        for context in after.forget {
+        after.replies.clear();
+        after.values.clear();
+        for context in after.forget.drain(..) {
             self.executor.forget(context);
         }
-        for call in after.calls {
+        for call in after.calls.drain(..) {
             self.run_callback(call);
         }
-        after.todos
     }
 
     /// Runs a callback on the pool; the end waits for it.
@@ -177,8 +182,10 @@ impl Runtime {
 
     /// As [`step`](Self::step); work goes to the pool.
     pub(super) fn event<R>(self: &Arc<Self>, event: impl FnOnce(&mut Core) -> R) -> Result<R> {
-        let (result, after) = self.step(event)?;
-        for todo in self.settle(after) {
+        let mut after = After::default();
+        let result = self.step(&mut after, event)?;
+        self.settle(&mut after);
+        for todo in after.todos {
             self.hand_over(todo);
         }
         Ok(result)
@@ -191,17 +198,15 @@ impl Runtime {
         }
     }
 
-    /// Receives what has arrived. Only the holder of the polling role calls it.
-    pub(super) fn poll(self: &Arc<Self>) -> Result<(bool, Vec<Todo>)> {
-        let mut inbox = Vec::new();
-        let moved = self.transport.poll(&mut inbox)?;
-        let mut todos = Vec::new();
-        for (from, delivery) in inbox {
+    /// Receives what has arrived, and leaves the work that comes of it. Only the holder of the polling role calls it.
+    pub(super) fn poll(self: &Arc<Self>, inbox: &mut Vec<(u32, Delivery)>, after: &mut After) -> Result<bool> {
+        let moved = self.transport.poll(inbox)?;
+        for (from, delivery) in inbox.drain(..) {
             let (header, segments, refused) = match delivery {
                 Delivery::Frame(frame) => (frame.header, frame.segments, None),
                 Delivery::Refused { header, bytes, limit } => (header, Vec::new(), Some((bytes, limit))),
             };
-            let (message, slots, bytes) = match wire::parse_header(&header) {
+            let (message, payload) = match wire::parse_header(header, segments) {
                 Ok(parsed) => parsed,
                 Err(e) => {
                     log::error!("rank {}: a message from rank {from} was dropped: {e}", self.rank());
@@ -213,25 +218,24 @@ impl Runtime {
                 Some((size, limit)) => match self.refused(from, message, size, limit) {
                     Refusal::Reply(reply) => reply,
                     Refusal::Request { id, op, refs, error } => {
-                        let (_, after) = self.step(|core| core.rank.refuse_request(from, id, op, refs, error))?;
-                        todos.extend(self.settle(after));
+                        self.step(after, |core| core.rank.refuse_request(from, id, op, refs, error))?;
+                        self.settle(after);
                         continue;
                     }
                 },
             };
-            let payload = Payload { bytes, segments, slots };
-            let (_, after) = self.step(|core| core.rank.receive(from, message, payload))?;
-            todos.extend(self.settle(after));
+            self.step(after, |core| core.rank.receive(from, message, payload))?;
+            self.settle(after);
         }
         if self.any_dropped.load(Ordering::Relaxed) || self.ending() {
-            let (_, after) = self.step(|_| ())?;
-            todos.extend(self.settle(after));
+            self.step(after, |_| ())?;
+            self.settle(after);
         }
-        Ok((moved, todos))
+        Ok(moved)
     }
 
     pub(super) fn ending(&self) -> bool {
-        lock(&self.core).rank.is_ending()
+        self.ending.load(Ordering::SeqCst)
     }
 
     /// A message whose tensors were over the limit: a reply becomes an error, a request is answered with one.

@@ -13,8 +13,8 @@ impl Runtime {
 
     /// Serves until rank 0's part in `lead` is over; what it came to.
     pub(crate) fn wait_led(self: &Arc<Self>, main: Option<&mut dyn Any>) -> Result<Option<String>> {
-        self.serve_main(&|| !lock(&self.led).is_empty(), main, "rank 0's closure in `lead`")?;
-        Ok(lock(&self.led).pop_front().flatten())
+        self.serve_main(&|| !self.led.is_empty(), main, "rank 0's closure in `lead`")?;
+        Ok(self.led.pop().flatten())
     }
 
     /// Serves until all ranks have come to the end and nothing is on the way.
@@ -39,23 +39,20 @@ impl Runtime {
 
     /// Serves on the main thread; runs `on_main` functions if it has their state.
     pub(super) fn serve_main(self: &Arc<Self>, done: &dyn Fn() -> bool, mut main: Option<&mut dyn Any>, what: &str) -> Result<()> {
-        let ending = lock(&self.core).rank.is_ending();
+        let ending = self.ending();
         let mut logged = Instant::now();
         // A call may come while this rank is on its way from a `lead` without a state to a `serve_with`: it waits a moment.
         let has_state = main.is_some();
-        let due = |waiting: &VecDeque<(Instant, Todo)>| waiting.front().is_some_and(|t| has_state || ending || t.0.elapsed() > GRACE);
+        let due = |waiting: &(Instant, Todo)| has_state || ending || waiting.0.elapsed() > GRACE;
         loop {
-            let woken = || done() || due(&lock(&self.main));
-            let until = (logged + Duration::from_secs(5)).min(if lock(&self.main).is_empty() {
+            let woken = || done() || self.main.is_due(due);
+            let until = (logged + Duration::from_secs(5)).min(if self.main.is_empty() {
                 logged + GRACE * 100
             } else {
                 Instant::now() + GRACE
             });
             if self.wait_until(&woken, Permission::Everything, Some(until))? {
-                let mut waiting = lock(&self.main);
-                let todo = if due(&waiting) { waiting.pop_front() } else { None };
-                drop(waiting);
-                match todo.map(|t| t.1) {
+                match self.main.pop_if(due).map(|t| t.1) {
                     Some(todo) => self.run(todo, main.as_deref_mut())?,
                     None if done() => return Ok(()),
                     None => {}

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::sync::thread::{self, Thread};
-use crate::sync::{Mutex, MutexGuard, PoisonError};
+use crate::sync::{Mutex, MutexGuard, PoisonError, SPINS, hint};
 
 /// The doorbell of this rank.
 pub(crate) trait Bell {
@@ -68,8 +68,9 @@ pub(crate) trait Duty {
 pub(crate) struct Handover {
     /// The polling role.
     taken: AtomicBool,
-    /// Threads that wait while another one polls.
+    /// Threads that wait while another one polls, and how many there are: mostly none, which needs no lock to see.
     followers: Mutex<Vec<Thread>>,
+    following: AtomicUsize,
     /// Threads that doze, ready to poll when a sender rings.
     dozing: AtomicUsize,
     /// The leader sleeps, or is about to look once more whether it need.
@@ -88,7 +89,9 @@ impl Handover {
                 break Ok(false);
             }
             if !leading {
-                leading = self.take();
+                // Whoever waits for an answer polls for it itself, without a thread in between.
+                let stands_back = rest == Rest::Vacant && self.is_anyone_following();
+                leading = !stands_back && self.take();
                 if leading {
                     bell.set_away(false);
                 } else {
@@ -101,8 +104,8 @@ impl Handover {
             }
             match duty.poll() {
                 Err(e) => break Err(e),
-                Ok(Next::Again) => {}
-                Ok(Next::StandBack) => {
+                Ok(Next::Again) if rest == Rest::Leading || !self.is_anyone_following() => {}
+                Ok(Next::Again | Next::StandBack) => {
                     self.leave(bell);
                     leading = false;
                 }
@@ -146,12 +149,17 @@ impl Handover {
     /// Leaves the polling role vacant. A thread that waits takes it; if there is none, a sender will ring, which wakes a thread that dozes.
     fn leave(&self, bell: &(impl Bell + ?Sized)) {
         self.taken.store(false, Ordering::SeqCst);
-        let follower = self.followers().pop();
+        // In the one order of all: a follower that this doesn't see will see the role vacant.
+        let follower = if self.is_anyone_following() { self.followers().pop() } else { None };
         match follower {
             Some(follower) => follower.unpark(),
             None if bell.set_away(true) => bell.wake(),
             None => {}
         }
+    }
+
+    fn is_anyone_following(&self) -> bool {
+        self.following.load(Ordering::SeqCst) > 0
     }
 
     fn followers(&self) -> MutexGuard<'_, Vec<Thread>> {
@@ -162,9 +170,17 @@ impl Handover {
     fn follow(&self, limit: Duration) {
         let me = thread::current();
         self.followers().push(me.clone());
-        if self.taken.load(Ordering::SeqCst) {
+        self.following.fetch_add(1, Ordering::SeqCst);
+        // A service thread stands back at once.
+        let vacant = || !self.taken.load(Ordering::SeqCst);
+        let soon = (0..SPINS).any(|_| {
+            hint::spin_loop();
+            vacant()
+        });
+        if !soon && !vacant() {
             thread::park_timeout(limit);
         }
+        self.following.fetch_sub(1, Ordering::SeqCst);
         self.followers().retain(|t| t.id() != me.id());
     }
 

@@ -1,5 +1,6 @@
 //! The driver of a rank: feeds its state machine with messages, carries out what comes of it, and lets threads wait.
 
+mod clock;
 mod contexts;
 mod core;
 mod end;
@@ -10,16 +11,18 @@ pub(crate) mod logging;
 pub(crate) mod placement;
 mod pool;
 mod progress;
+mod queue;
 mod requests;
 mod slot;
 mod work;
 
 use std::any::Any;
-use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use rustc_hash::FxHashMap;
 
 use crate::config::Settings;
 use crate::protocol::{
@@ -29,8 +32,10 @@ use crate::transport::{Delivery, Transport};
 use crate::wire::{self, Delivered, Handle, Payload};
 use crate::{Error, ErrorKind, Result};
 
+use clock::{Pace, Ticks};
 pub(crate) use pool::Pool;
 pub(crate) use progress::Permission;
+use queue::Queue;
 pub(crate) use slot::{Alarm, Reply, Slot};
 
 /// A value as the reference table holds it; the rooms above know what it is.
@@ -52,6 +57,8 @@ pub(crate) trait Executor: Send + Sync {
     fn is_heavy(&self, payload: &Payload) -> bool;
     /// Whether dropping a value runs none of the user's code.
     fn drops_at_once(&self, value: &Value) -> bool;
+    /// What the rooms above keep of this rank.
+    fn tables(&self) -> &dyn Any;
     /// What a value is, for messages.
     fn describe(&self, value: &Value) -> String;
 }
@@ -89,11 +96,13 @@ enum Todo {
 
 struct Core {
     rank: Rank<Value, Payload>,
-    waiting: HashMap<RequestId, Arc<Slot>>,
-    backwards: HashMap<ContextId, Arc<Slot>>,
+    /// What came of the last event; kept for its memory.
+    actions: Vec<Action<Value, Payload>>,
+    waiting: FxHashMap<RequestId, Arc<Slot>>,
+    backwards: FxHashMap<ContextId, Arc<Slot>>,
 }
 
-/// What to do after the lock on the core is given back.
+/// What to do after the lock on the core is given back. A thread that polls keeps one for its memory.
 #[derive(Default)]
 struct After {
     todos: Vec<Todo>,
@@ -107,31 +116,36 @@ struct After {
     awaited: bool,
 }
 
-pub(crate) type State = HashMap<std::any::TypeId, Arc<dyn Any + Send + Sync>>;
+/// What a program keeps on its rank, by type.
+pub(crate) type State = FxHashMap<std::any::TypeId, Arc<dyn Any + Send + Sync>>;
 
 /// One rank at work.
 pub(crate) struct Runtime {
     pub(crate) settings: Settings,
     pub(crate) transport: Box<dyn Transport>,
-    executor: Box<dyn Executor>,
+    pub(crate) executor: Box<dyn Executor>,
     core: Mutex<Core>,
     progress: progress::Progress,
     host: host::HostCall,
     pub(crate) pool: Pool,
     dedicated: bool,
     one_node: bool,
+    pace: Pace,
     started: Instant,
+    ticks: Ticks,
     main_thread: std::thread::ThreadId,
     /// Handles that were dropped, wherever that was.
     dropped: Mutex<Vec<RefId>>,
     any_dropped: AtomicBool,
+    /// The end of the epoch has begun on this rank.
+    ending: AtomicBool,
     /// Callbacks that run or wait to.
     callbacks: AtomicUsize,
     ended: AtomicUsize,
     /// Whether the epoch that ended last was the last one: all ranks were finishing.
     at_last: AtomicBool,
-    led: Mutex<VecDeque<Option<String>>>,
-    main: Mutex<VecDeque<(Instant, Todo)>>,
+    led: Queue<Option<String>>,
+    main: Queue<(Instant, Todo)>,
     stopped: AtomicBool,
     finished: AtomicBool,
     service: Mutex<Vec<JoinHandle<()>>>,
@@ -175,26 +189,30 @@ impl Runtime {
         let runtime = Arc::new(Runtime {
             core: Mutex::new(Core {
                 rank: Rank::new(me, size, window),
-                waiting: HashMap::new(),
-                backwards: HashMap::new(),
+                actions: Vec::new(),
+                waiting: FxHashMap::default(),
+                backwards: FxHashMap::default(),
             }),
             pool: Pool::new(me, settings.compute_threads + 1, settings.pool_threads),
             dedicated: placement.dedicated,
             one_node,
+            pace: Pace::of(&settings),
             settings,
             transport,
             executor,
             progress: Default::default(),
             host: Default::default(),
             started: Instant::now(),
+            ticks: Ticks::start(),
+            ending: AtomicBool::new(false),
             main_thread: std::thread::current().id(),
             dropped: Mutex::default(),
             any_dropped: AtomicBool::new(false),
             callbacks: AtomicUsize::new(0),
             ended: AtomicUsize::new(0),
             at_last: AtomicBool::new(false),
-            led: Mutex::default(),
-            main: Mutex::default(),
+            led: Queue::default(),
+            main: Queue::default(),
             stopped: AtomicBool::new(false),
             finished: AtomicBool::new(false),
             service: Mutex::default(),
@@ -322,7 +340,7 @@ pub(crate) struct Request {
     pub op: Op,
     pub encoded: wire::Encoded,
     pub window: Windowed,
-    pub operation: String,
+    pub operation: &'static str,
     /// Whether the caller waits for the answer at once.
     pub waits: bool,
     /// Whether it creates a value on the receiver.
@@ -339,10 +357,10 @@ pub(crate) struct Requested {
 }
 
 /// What a thread waits for.
-pub(crate) struct Waiting<'a> {
+pub(crate) struct Waiting {
     pub request: RequestId,
     pub to: u32,
-    pub operation: &'a str,
+    pub operation: &'static str,
     pub limit: Option<Limit>,
 }
 

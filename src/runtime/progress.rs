@@ -1,13 +1,14 @@
 //! Who polls, who runs, who sleeps. The essay is `README.md` beside this file.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::handover::{Bell, Duty, Handover, Next, Rest};
-use super::{Runtime, Todo};
+use super::{After, Runtime, Todo};
 use crate::protocol::ContextId;
-use crate::transport::Transport;
+use crate::transport::{Delivery, Transport};
 use crate::{Error, Result};
 
 /// What a thread that polls may run itself. The rest goes to the pool.
@@ -29,6 +30,17 @@ const PATIENCE: Duration = Duration::from_millis(100);
 
 /// How long a poller stands back from a host's MPI call, where MPI allows one at a time.
 const HOST_CALL: Duration = Duration::from_micros(50);
+
+/// So many polls in a row without looking at the clock.
+const POLLS: u32 = 4;
+
+/// So many looks at what may have arrived between two polls that find nothing: about a microsecond.
+const LOOKS: u32 = 32;
+
+thread_local! {
+    /// Where messages arrive, kept between waits.
+    static INBOX: Cell<Vec<(u32, Delivery)>> = const { Cell::new(Vec::new()) };
+}
 
 /// A rest that was shorter ended because something is on the way that can't be seen yet.
 const NO_REST: Duration = Duration::from_micros(5);
@@ -65,9 +77,15 @@ struct Wait<'a> {
     permission: Permission,
     deadline: Option<Instant>,
     rest: Rest,
-    /// When this round began.
+    /// About now: when this round, or one of the last few, began.
     now: Instant,
+    /// Polls until the clock is looked at.
+    polls: u32,
+    inbox: Vec<(u32, Delivery)>,
+    after: After,
     quiet_since: Option<Instant>,
+    /// Something has moved since the last rest.
+    stirred: bool,
     rested: bool,
 }
 
@@ -80,6 +98,10 @@ impl Duty for Wait<'_> {
     }
 
     fn is_late(&mut self) -> bool {
+        if let Some(polls) = self.polls.checked_sub(1) {
+            self.polls = polls;
+            return false;
+        }
         if std::mem::take(&mut self.rested) && self.now.elapsed() < NO_REST {
             std::thread::yield_now();
         }
@@ -89,8 +111,11 @@ impl Duty for Wait<'_> {
 
     fn poll(&mut self) -> Result<Next<Todo>> {
         let runtime = self.runtime;
-        let (moved, todos) = runtime.poll()?;
-        if let Some(mine) = runtime.share_out(todos, self.permission) {
+        let moved = runtime.poll(&mut self.inbox, &mut self.after)?;
+        self.stirred |= moved;
+        if !self.after.todos.is_empty()
+            && let Some(mine) = runtime.share_out(&mut self.after.todos, self.permission)
+        {
             self.quiet_since = None;
             if runtime.is_heard_without_me() {
                 return Ok(Next::Run(mine));
@@ -112,13 +137,21 @@ impl Duty for Wait<'_> {
             return Ok(Next::StandBack);
         }
         match self.quiet_since {
-            None => self.quiet_since = Some(self.now),
-            Some(since) if self.now - since < runtime.settings.spin() => std::hint::spin_loop(),
+            None => {
+                self.now = Instant::now();
+                self.quiet_since = Some(self.now);
+                self.polls = POLLS;
+            }
+            // A service thread that only looked after its tick doesn't keep the role from those who wait.
+            Some(since) if self.stirred && self.now - since < runtime.pace.spin => {
+                runtime.transport.spin(LOOKS);
+            }
             // MPI moves large messages only while somebody polls.
             Some(since) if runtime.transport.in_flight() > 0 && self.now - since < PATIENCE => std::thread::yield_now(),
             Some(_) => {
                 runtime.pool.relieve();
                 self.rested = true;
+                self.stirred = self.rest == Rest::Leading;
                 return Ok(Next::Rest);
             }
         }
@@ -145,7 +178,7 @@ impl Duty for Wait<'_> {
 
 impl Wait<'_> {
     fn tick(&self) -> Duration {
-        let tick = self.runtime.settings.tick();
+        let tick = self.runtime.pace.tick;
         let quiet = self.quiet_since.is_some_and(|since| self.now - since > QUIET);
         if self.runtime.one_node && quiet { tick * 4 } else { tick }
     }
@@ -173,18 +206,24 @@ impl Runtime {
             permission,
             deadline,
             rest,
-            now: Instant::now(),
+            now: self.started, // looked at in the first round
+            polls: 0,
+            inbox: INBOX.take(),
+            after: After::default(),
             quiet_since: None,
+            stirred: rest == Rest::Leading,
             rested: false,
         };
-        self.progress.handover.turn(&*self.transport, &mut wait, rest)
+        let result = self.progress.handover.turn(&*self.transport, &mut wait, rest);
+        INBOX.set(wait.inbox);
+        result
     }
 
     /// Picks what this thread runs itself; hands the rest to the pool.
-    fn share_out(self: &Arc<Self>, todos: Vec<Todo>, permission: Permission) -> Option<Todo> {
+    fn share_out(self: &Arc<Self>, todos: &mut Vec<Todo>, permission: Permission) -> Option<Todo> {
         let mut mine = None;
         let alone = todos.len() == 1 && permission == Permission::Everything && self.is_heard_without_me();
-        for todo in todos {
+        for todo in todos.drain(..) {
             let allowed = match (permission, &todo) {
                 (_, Todo::OnMain { .. }) => {
                     self.push_main(todo);

@@ -45,11 +45,11 @@ impl Runtime {
 
     /// Sends a request. With `window`, blocks until the window to the receiver has room (or refuses, if it mustn't).
     pub(crate) fn request(self: &Arc<Self>, request: Request) -> Result<Requested> {
-        self.check_alive(&request.operation)?;
-        self.check_rank(&request.operation, request.to)?;
+        self.check_alive(request.operation)?;
+        self.check_rank(request.operation, request.to)?;
         let Request {
             to,
-            mut op,
+            op,
             encoded,
             window,
             operation,
@@ -58,42 +58,53 @@ impl Runtime {
             creates,
         } = request;
         let size = encoded.payload.size();
-        if window != Windowed::Bypass && to != self.rank() {
-            let open = || lock(&self.core).rank.window_is_open(to, size);
-            if !open() {
-                if window == Windowed::Refuse {
-                    let (requests, bytes) = lock(&self.core).rank.outstanding(to);
-                    return Err(ErrorKind::WindowFull {
-                        operation,
-                        rank: to,
-                        requests,
-                        bytes,
-                    }
-                    .into());
-                }
-                self.wait_for_room(to, &open, &operation, limit)?;
-            }
-        }
         let counted = (window != Windowed::Bypass).then_some(size);
-        let slot = Slot::new();
-        let waiting = Arc::clone(&slot);
-        let stepped = self.step(move |core| {
-            // In the step that sends: creations must leave in the order of their ids.
-            let created = creates.then(|| core.rank.allocate(to));
-            if let (Some(id), Op::Call { create, .. }) = (created, &mut op) {
-                *create = Some(id.value);
+        let windowed = window != Windowed::Bypass && to != self.rank();
+        let (slot, handles) = (Slot::new(), encoded.handles);
+        let mut parts = Some((op, encoded.refs, encoded.payload));
+        let mut after = After::default();
+        let (id, created) = loop {
+            let sent = self.step(&mut after, |core| {
+                if windowed && !core.rank.window_is_open(to, size) {
+                    return None;
+                }
+                let (mut op, refs, payload) = parts.take()?;
+                // In the step that sends: creations must leave in the order of their ids.
+                let created = creates.then(|| core.rank.allocate(to));
+                if let (Some(id), Op::Call { create, .. }) = (created, &mut op) {
+                    *create = Some(id.value);
+                }
+                let id = core.rank.request(to, op, refs, payload, counted);
+                core.waiting.insert(id, Arc::clone(&slot));
+                Some((id, created))
+            })?;
+            if let Some((id, created)) = sent {
+                break (id, created);
             }
-            let id = core.rank.request(to, op, encoded.refs, encoded.payload, counted);
-            core.waiting.insert(id, waiting);
-            (id, created)
-        });
-        drop(encoded.handles);
-        let ((id, created), after) = stepped?;
+            self.settle(&mut after);
+            for todo in after.todos.drain(..) {
+                self.hand_over(todo);
+            }
+            if window == Windowed::Refuse {
+                let (requests, bytes) = lock(&self.core).rank.outstanding(to);
+                return Err(ErrorKind::WindowFull {
+                    operation: operation.into(),
+                    rank: to,
+                    requests,
+                    bytes,
+                }
+                .into());
+            }
+            let open = || lock(&self.core).rank.window_is_open(to, size);
+            self.wait_for_room(to, &open, operation, limit)?;
+        };
+        drop(handles);
         let own = TaskId {
             from: self.rank(),
             request: id,
         };
-        for todo in self.settle(after) {
+        self.settle(&mut after);
+        for todo in after.todos {
             match todo {
                 // The caller would only wait for it: it may as well do it.
                 Todo::Task { task, .. } if waits && task == own => self.run(todo, None)?,
@@ -114,9 +125,9 @@ impl Runtime {
         loop {
             let end = match limit {
                 Some(limit) => limit.end(),
-                None => self.settings.timeout().map(|t| heard + t),
+                None => self.pace.timeout.map(|t| heard + t),
             };
-            let ask = asked.max(heard) + self.ask_after();
+            let ask = asked.max(heard) + self.pace.ask_after;
             if self.wait_until(open, Permission::Nothing, Some(end.map_or(ask, |e| e.min(ask))))? {
                 return Ok(());
             }
@@ -132,7 +143,7 @@ impl Runtime {
             oldest = found;
             let end = match limit {
                 Some(limit) => limit.end(),
-                None => self.settings.timeout().map(|t| heard + t),
+                None => self.pace.timeout.map(|t| heard + t),
             };
             if end.is_some_and(|e| now >= e) {
                 let (requests, bytes) = lock(&self.core).rank.outstanding(to);
@@ -155,14 +166,8 @@ impl Runtime {
         }
     }
 
-    /// How long a wait lasts before it asks; early enough for the answer to count.
-    pub(super) fn ask_after(&self) -> Duration {
-        let after = self.settings.status_after();
-        self.settings.timeout().map_or(after, |timeout| after.min(timeout / 2))
-    }
-
     /// Waits for the answer to a request. Without a limit, the time since the receiver last said that it has the request counts.
-    pub(crate) fn wait(self: &Arc<Self>, slot: &Slot, what: &Waiting<'_>) -> Result<Reply> {
+    pub(crate) fn wait(self: &Arc<Self>, slot: &Slot, what: &Waiting) -> Result<Reply> {
         self.wait_unless(slot, what, &|| false)?;
         slot.take().ok_or_else(|| {
             ErrorKind::ShutDown {
@@ -173,18 +178,19 @@ impl Runtime {
     }
 
     /// As [`wait`](Self::wait), but leaves the answer where it is, and returns without it when `stop` says so.
-    pub(crate) fn wait_unless(self: &Arc<Self>, slot: &Slot, what: &Waiting<'_>, stop: &dyn Fn() -> bool) -> Result<()> {
+    pub(crate) fn wait_unless(self: &Arc<Self>, slot: &Slot, what: &Waiting, stop: &dyn Fn() -> bool) -> Result<()> {
         let start = Instant::now();
         slot.wait_here();
         let mut asked: Option<Instant> = None;
-        let heard = || slot.heard().unwrap_or(start);
-        let end = || match what.limit {
+        // Nothing is heard before it is asked for.
+        let heard = |asked: Option<Instant>| asked.and_then(|_| slot.heard()).unwrap_or(start);
+        let end = |asked| match what.limit {
             Some(limit) => limit.end(),
-            None => self.settings.timeout().map(|t| heard() + t),
+            None => self.pace.timeout.map(|t| heard(asked) + t),
         };
         loop {
-            let ask = asked.unwrap_or(start).max(heard()) + self.ask_after();
-            let until = end().map_or(ask, |e| e.min(ask));
+            let ask = asked.unwrap_or(start).max(heard(asked)) + self.pace.ask_after;
+            let until = end(asked).map_or(ask, |e| e.min(ask));
             if self.wait_until(&|| slot.is_done() || stop(), Permission::Nothing, Some(until))? {
                 return Ok(());
             }
@@ -197,16 +203,11 @@ impl Runtime {
                 .copied()
                 .unwrap_or(what.to);
             // Looked at again: an answer may have come meanwhile.
-            if end().is_some_and(|e| now >= e) {
+            if end(asked).is_some_and(|e| now >= e) {
                 let status = status.map_or("it said nothing".into(), |(s, at)| {
                     format!("{s}, {:.1} s ago", at.elapsed().as_secs_f64())
                 });
-                let seconds = what
-                    .limit
-                    .map(|l| l.time)
-                    .or(self.settings.timeout())
-                    .unwrap_or_default()
-                    .as_secs_f64();
+                let seconds = what.limit.map(|l| l.time).or(self.pace.timeout).unwrap_or_default().as_secs_f64();
                 return Err(ErrorKind::Timeout {
                     operation: what.operation.into(),
                     rank: to,

@@ -13,7 +13,7 @@ impl Runtime {
     }
 
     pub(super) fn push_main(&self, todo: Todo) {
-        lock(&self.main).push_back((Instant::now(), todo));
+        self.main.push((Instant::now(), todo));
         self.transport.wake();
     }
 
@@ -21,13 +21,14 @@ impl Runtime {
     pub(super) fn run(self: &Arc<Self>, todo: Todo, mut main: Option<&mut dyn Any>) -> Result<()> {
         let mut next = Some(todo);
         while let Some(todo) = next.take() {
-            let (_, after) = match todo {
+            let mut after = After::default();
+            match todo {
                 Todo::Task { task, job, .. } | Todo::OnMain { task, job } => {
                     let Done { outcome, handles } = self.executor.execute(self, job, main.as_deref_mut());
-                    self.step(|core| {
+                    self.step(&mut after, |core| {
                         core.rank.done(task, outcome);
                         drop(handles); // noted now, told after the reply has gone
-                    })?
+                    })?;
                 }
                 Todo::Engine {
                     context,
@@ -35,10 +36,11 @@ impl Runtime {
                     inputs,
                 } => {
                     let output = self.executor.engine(self, context, retain_graph, inputs);
-                    self.step(|core| core.rank.engine_done(context, output))?
+                    self.step(&mut after, |core| core.rank.engine_done(context, output))?;
                 }
-            };
-            let mut todos = self.settle(after);
+            }
+            self.settle(&mut after);
+            let mut todos = after.todos;
             if todos.len() == 1 && !matches!(todos[0], Todo::OnMain { .. }) {
                 next = todos.pop();
             }

@@ -190,7 +190,7 @@ impl Caller {
 
     fn note(&self, recorder: &Recorder, encoded: &mut Encoded) -> Option<CrossingId> {
         let edges = std::mem::take(&mut encoded.edges);
-        (!edges.is_empty()).then(|| recorder.recording.send(self.rank, edges, "a call".into()))
+        (!edges.is_empty()).then(|| recorder.recording.send(edges, "a call".into()))
     }
 
     /// Encodes what a function gives back.

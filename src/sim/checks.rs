@@ -122,6 +122,7 @@ impl Checks {
                 Input::Commit => "a rank commits",
                 Input::Abort => "a rank aborts",
                 Input::MarkRoots | Input::SeedRoots => continue,
+                Input::SeedIfKnown => "an exact backward may know all that it reaches",
             });
         }
     }
@@ -204,7 +205,7 @@ impl World {
         let late = self.frames().find(|f| {
             !f.again
                 && !matches!(
-                    crate::wire::parse_header(&f.header),
+                    crate::wire::parse_header(f.header.clone(), Vec::new()),
                     Ok((Message::Wave { .. }, ..)) | Ok((Message::Quiet { .. }, ..))
                 )
         });

@@ -38,6 +38,7 @@ pub(super) fn program(seed: u64) -> Program {
         faults: Vec::new(),
         window: if rng.random_bool(0.3) { rng.random_range(1..=3) } else { 256 },
         memory: rng.random_bool(0.15).then_some(256),
+        reach: usize::MAX,
         limit: None,
     };
     match rng.random_range(0..20) {
@@ -60,6 +61,7 @@ pub(super) fn program(seed: u64) -> Program {
         }),
         _ => {}
     }
+    program.reach = *[0, 0, 3, usize::MAX].choose(&mut rng).unwrap_or(&0);
     program
 }
 

@@ -221,11 +221,11 @@ impl Sim {
             segments,
             ..
         } = frame;
-        let (message, slots, bytes) = match wire::parse_header(&header) {
+        let size: usize = segments.iter().map(Data::bytes).sum();
+        let (message, payload) = match wire::parse_header(header, segments) {
             Ok(parsed) => parsed,
             Err(e) => return self.world().checks.violate(|| format!("a header can't be read: {e}")),
         };
-        let size: usize = segments.iter().map(Data::bytes).sum();
         let limit = {
             let mut world = self.world();
             let world = &mut *world;
@@ -245,7 +245,6 @@ impl Sim {
                 } => context.as_ref().map(|t| t.context),
                 _ => None,
             };
-            let payload = Payload { bytes, segments, slots };
             let knows = self.step(to, |n| {
                 n.rank.receive(from, message, payload);
                 context.filter(|&c| n.rank.check_context("", c).is_ok())
@@ -268,9 +267,8 @@ impl Sim {
             Message::Reply { id, answer, refs, .. } => {
                 let outcome = Err(error);
                 let payload = Payload {
-                    bytes,
                     segments: Vec::new(),
-                    slots,
+                    ..payload
                 };
                 self.step(to, |n| n.rank.receive(from, Message::Reply { id, answer, outcome, refs }, payload));
             }
@@ -284,9 +282,9 @@ impl World {
     pub(super) fn recording(&mut self, rank: u32, context: ContextId) -> Arc<Recording> {
         let node = &mut self.nodes[rank as usize];
         if node.rank.check_context("recording", context).is_err() {
-            return node.recordings.remove(&context).unwrap_or_else(|| Recording::new(context));
+            return node.recordings.remove(&context).unwrap_or_else(|| Recording::new(context, rank));
         }
-        Arc::clone(node.recordings.entry(context).or_insert_with(|| Recording::new(context)))
+        Arc::clone(node.recordings.entry(context).or_insert_with(|| Recording::new(context, rank)))
     }
 
     pub(super) fn custody(&self, rank: u32, refs: &[RefId]) -> Vec<(RefId, wire::Handle)> {

@@ -26,6 +26,8 @@ pub(crate) struct Program {
     pub window: usize,
     /// Tensors of a message above so many bytes are refused.
     pub memory: Option<usize>,
+    /// Crossings, at most, that a value says its gradients reach; beyond them a backward asks.
+    pub reach: usize,
     /// How long each call may take in total.
     pub limit: Option<Duration>,
 }

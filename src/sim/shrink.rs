@@ -63,6 +63,9 @@ fn candidates(program: &Program) -> Vec<Program> {
     if program.memory.is_some() {
         with(&|p| p.memory = None);
     }
+    if program.reach != usize::MAX {
+        with(&|p| p.reach = usize::MAX);
+    }
     if program.ranks > 2 {
         with(&|p| p.ranks -= 1);
     }

@@ -312,6 +312,7 @@ impl Sim {
                 world.schedule(at, Event::Stop { rank: rank % size });
             }
         }
+        crate::autograd::reach::limit(program.reach);
         world.one_rank = one_rank;
         world.memory = program.memory.filter(|_| !one_rank);
         world.limit = program.limit.filter(|_| !one_rank);

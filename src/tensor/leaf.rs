@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::graph::{self, Edge, Node};
 use super::hooks::{GradientHook, Hooks, PostAccumulateHook};
-use super::{Data, Device, Gradient, HookHandle, Spec, Tensor, shape};
+use super::{Data, Device, Element, Gradient, HookHandle, Spec, Tensor, shape};
 use crate::{ErrorKind, Result};
 
 /// A cell that holds the current values of a parameter, their version, and the gradient gathered for them.
@@ -50,6 +50,44 @@ pub struct Leaf {
 struct Cell {
     data: Data,
     version: u64,
+}
+
+/// A leaf's values, locked.
+pub(crate) struct Locked<'a>(MutexGuard<'a, Cell>);
+
+impl Locked<'_> {
+    pub(crate) fn version(&self) -> u64 {
+        self.0.version
+    }
+
+    /// Copies the values, which are of this type and number.
+    pub(crate) fn read<T: Element>(&self, into: &mut [T]) -> Result<()> {
+        let values = T::peek(&self.0.data)?;
+        match values.as_slice() {
+            Some(values) => into.copy_from_slice(values),
+            None => into.iter_mut().zip(values).for_each(|(to, &value)| *to = value),
+        }
+        Ok(())
+    }
+
+    /// Replaces the values, which are of this type and number: in place if nobody else holds them.
+    pub(crate) fn write<T: Element>(&mut self, values: &[T]) -> Result<Updated> {
+        let cell = &mut *self.0;
+        let in_place = cell.data.is_unique();
+        if !in_place {
+            cell.data = cell.data.deep_copy();
+        }
+        let old = T::peek_mut(&mut cell.data)?;
+        match old.as_slice_mut() {
+            Some(old) => old.copy_from_slice(values),
+            None => old.iter_mut().zip(values).for_each(|(old, &value)| *old = value),
+        }
+        cell.version += 1;
+        Ok(Updated {
+            version: cell.version,
+            in_place,
+        })
+    }
 }
 
 /// What an update of a leaf did.
@@ -164,6 +202,11 @@ impl Leaf {
         self.device
     }
 
+    /// Its shape, which never changes.
+    pub(crate) fn shape(&self) -> &[usize] {
+        self.spec.shape()
+    }
+
     pub(crate) fn key(&self) -> &graph::Key {
         &self.key
     }
@@ -223,11 +266,20 @@ impl Leaf {
     /// What `f` returns. Out of place, nothing changed then; in place, what `f` wrote before it failed stays.
     /// [`ErrorKind::Shape`] when `f` put values of another dtype or shape there, which are dropped (in place, zeros are left).
     pub fn update<R>(&self, f: impl FnOnce(&mut Data) -> Result<R>) -> Result<(R, Updated)> {
+        self.rewrite(Data::deep_copy, |_, data| f(data))
+    }
+
+    /// As [`update`](Self::update), but out of place `f` gets the old values beside zeros of their shape, so that it copies them as it goes.
+    pub(crate) fn update_from<R>(&self, f: impl FnOnce(Option<&Data>, &mut Data) -> Result<R>) -> Result<(R, Updated)> {
+        self.rewrite(|old| Data::zeros(old.dtype(), old.shape()), f)
+    }
+
+    fn rewrite<R>(&self, fresh: impl FnOnce(&Data) -> Data, f: impl FnOnce(Option<&Data>, &mut Data) -> Result<R>) -> Result<(R, Updated)> {
         let mut cell = self.cell();
         let in_place = cell.data.is_unique();
         let wrong = |data: &Data| shape::mismatch("update", self.spec.shape(), data.shape(), "a leaf keeps its dtype and shape");
         let result = if in_place {
-            let result = f(&mut cell.data);
+            let result = f(None, &mut cell.data);
             if Spec::of(&cell.data) != self.spec {
                 let error = wrong(&cell.data);
                 cell.data = Data::zeros(self.spec.dtype, self.spec.shape());
@@ -236,8 +288,8 @@ impl Leaf {
             }
             result.inspect_err(|_| cell.version += 1)?
         } else {
-            let mut fresh = cell.data.deep_copy();
-            let result = f(&mut fresh)?;
+            let mut fresh = fresh(&cell.data);
+            let result = f(Some(&cell.data), &mut fresh)?;
             if Spec::of(&fresh) != self.spec {
                 return Err(wrong(&fresh));
             }
@@ -257,6 +309,11 @@ impl Leaf {
     /// Holds the values of a leaf for an update that [`LeafUpdate::finish`] ends; nobody sees them meanwhile.
     pub(crate) fn begin_update(&self) -> LeafUpdate<'_> {
         LeafUpdate(self.cell())
+    }
+
+    /// Its values, for a while alone. Who locks several leaves does so in ascending order of their ids.
+    pub(crate) fn lock(&self) -> Locked<'_> {
+        Locked(self.cell())
     }
 
     /// The gradient gathered so far.

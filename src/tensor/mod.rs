@@ -23,6 +23,7 @@ pub use gradient::{Gradient, RowSparse};
 pub use hooks::HookHandle;
 #[cfg(feature = "cuda")]
 pub(crate) use leaf::LeafUpdate;
+pub(crate) use leaf::Locked;
 pub use leaf::{Leaf, Updated};
 pub use ops::{Gelu, Reduction};
 pub use shape::IntoShape;

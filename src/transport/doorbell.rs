@@ -1,7 +1,7 @@
 //! How a sleeper is woken by what is sent to it, and why no wake-up is lost.
 //!
-//! Each rank has a [`Slot`] that its senders can write to. A sender sends first, then counts the message in `posted`, then looks at
-//! `state`, and rings if nobody polls. A receiver stores `state` first, then compares `posted` with what it has taken, then sleeps on a
+//! Each rank has a [`Slot`] that its senders can write to. A sender counts the message in `posted`, sends it, then looks at `state`, and rings
+//! if nobody polls and not all that was posted is `taken`. A receiver stores `state` first, then compares the counts, then sleeps on a
 //! ticket that each ring changes. All of it is sequentially consistent, so one of the two always sees the other. The count is the truth:
 //! whether the message is visible yet doesn't matter. See `mpi/README.md`.
 
@@ -17,13 +17,15 @@ const ASLEEP: u32 = 1;
 /// Nobody polls; a thread may doze.
 const AWAY: u32 = 2;
 
-/// One rank's doorbell: 128 bytes, so that no two ranks share a pair of cache lines.
+/// One rank's doorbell: 128 bytes, so that no two ranks share a pair of cache lines. Its first line is written by senders, its second by the rank itself.
 ///
 /// All zeros is a valid start.
 #[derive(Debug, Default)]
 #[repr(C, align(128))]
 pub(crate) struct Slot {
     posted: AtomicU64,
+    _rest_of_line: [u64; 7],
+    taken: AtomicU64,
     state: AtomicU32,
     /// One for whoever sleeps, one for those who doze: a ring changes the one that its state names.
     tickets: [AtomicU32; 2],
@@ -39,10 +41,29 @@ pub(crate) trait Park {
 }
 
 impl Slot {
-    /// Counts a message that was sent to this slot's rank, and rings if nobody polls there. Call it after the send.
-    pub(crate) fn ring(&self, parking: &impl Park) {
+    /// Counts a message that is about to be sent to this slot's rank.
+    pub(crate) fn post(&self) {
         self.posted.fetch_add(1, SeqCst);
-        if self.state.load(SeqCst) != POLLING {
+    }
+
+    /// Counts a message as received.
+    pub(crate) fn took(&self) {
+        self.taken.fetch_add(1, SeqCst);
+    }
+
+    /// Whether more was posted than taken.
+    pub(crate) fn has_more(&self) -> bool {
+        self.posted.load(SeqCst) != self.taken.load(SeqCst)
+    }
+
+    /// Rings, after a message that was posted has been sent, if nobody polls there and it may not have been received already.
+    pub(crate) fn ring(&self, parking: &impl Park) {
+        self.ring_if(parking, || self.has_more());
+    }
+
+    /// Rings if nobody polls there, and what was sent, in a way that shows it at once, is still `unread`.
+    pub(crate) fn ring_if(&self, parking: &impl Park, unread: impl FnOnce() -> bool) {
+        if self.state.load(SeqCst) != POLLING && unread() {
             match self.state.swap(POLLING, SeqCst) {
                 ASLEEP => self.change(0, parking),
                 AWAY => self.change(1, parking),
@@ -60,27 +81,16 @@ impl Slot {
 /// The receiver's private side of its slot.
 #[derive(Debug, Default)]
 pub(crate) struct Sleeper {
-    taken: AtomicU64,
     /// Each ticket as it was when the last sleep on it returned: a later ring or wake ends the next sleep at once.
     seen: [AtomicU32; 2],
 }
 
 impl Sleeper {
-    /// Counts a message as received.
-    pub(crate) fn took(&self) {
-        self.taken.fetch_add(1, SeqCst);
-    }
-
-    /// Whether more was sent than taken.
-    pub(crate) fn arrived(&self, slot: &Slot) -> bool {
-        slot.posted.load(SeqCst) != self.taken.load(SeqCst)
-    }
-
-    /// Sleeps until a ring, a wake, or the limit; not at all if something was sent that isn't taken.
-    pub(crate) fn sleep(&self, slot: &Slot, parking: &impl Park, limit: Duration) {
+    /// Sleeps until a ring, a wake, or the limit; not at all if something was sent that isn't taken, or lies there `unread`.
+    pub(crate) fn sleep(&self, slot: &Slot, parking: &impl Park, limit: Duration, unread: impl FnOnce() -> bool) {
         slot.state.store(ASLEEP, SeqCst);
-        if self.arrived(slot) {
-            // Sent, but perhaps not visible yet: let the sender run if it shares our core.
+        if slot.has_more() || unread() {
+            // Posted, but perhaps not visible yet: let the sender run if it shares our core.
             thread::yield_now();
         } else {
             self.park(0, slot, parking, limit);
@@ -100,9 +110,9 @@ impl Sleeper {
     }
 
     /// Says that nobody polls, or that somebody does; true if something has arrived.
-    pub(crate) fn set_away(&self, slot: &Slot, away: bool) -> bool {
+    pub(crate) fn set_away(&self, slot: &Slot, away: bool, unread: impl FnOnce() -> bool) -> bool {
         slot.state.store(if away { AWAY } else { POLLING }, SeqCst);
-        self.arrived(slot)
+        slot.has_more() || unread()
     }
 
     /// Wakes the own rank's sleeper and dozers.

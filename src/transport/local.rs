@@ -138,6 +138,7 @@ impl Transport for LocalTransport {
             self.messages.fetch_add(1, SeqCst);
             self.bytes.fetch_add(frame.header.len() as u64 + frame.segment_bytes(), SeqCst);
         }
+        post.slot.post();
         lock(&post.queue).push_back((self.rank, frame));
         post.slot.ring(&post.parking);
         Ok(())
@@ -148,10 +149,19 @@ impl Transport for LocalTransport {
         let mut queue = lock(&self.post().queue);
         let moved = !queue.is_empty();
         for (from, frame) in queue.drain(..) {
-            self.sleeper.took();
+            self.post().slot.took();
             inbox.push((from, frame.within(self.limit)));
         }
         Ok(moved)
+    }
+
+    fn spin(&self, looks: u32) {
+        for _ in 0..looks {
+            std::hint::spin_loop();
+            if self.post().slot.has_more() {
+                break;
+            }
+        }
     }
 
     fn in_flight(&self) -> usize {
@@ -159,11 +169,11 @@ impl Transport for LocalTransport {
     }
 
     fn sleep(&self, limit: Duration) {
-        self.sleeper.sleep(&self.post().slot, &self.post().parking, limit);
+        self.sleeper.sleep(&self.post().slot, &self.post().parking, limit, || false);
     }
 
     fn set_away(&self, away: bool) -> bool {
-        self.sleeper.set_away(&self.post().slot, away)
+        self.sleeper.set_away(&self.post().slot, away, || false)
     }
 
     fn doze(&self, limit: Duration) {

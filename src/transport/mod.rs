@@ -154,6 +154,10 @@ pub trait Transport: Send + Sync + std::fmt::Debug {
     /// Appends what has arrived, with its sender, in order; says whether anything moved. Local; never blocks.
     fn poll(&self, inbox: &mut Vec<(u32, Delivery)>) -> Result<bool>;
 
+    /// Waits until a poll may find something, for the time of at most so many looks, some tens of nanoseconds each. Local. Looks only at memory, so
+    /// that a thread on the same core isn't held up; where that can't show what arrives, it returns at once.
+    fn spin(&self, looks: u32);
+
     /// Sends and receives under way that need polling to end.
     fn in_flight(&self) -> usize;
 

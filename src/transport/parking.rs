@@ -45,6 +45,7 @@ mod tests {
 
     impl Rank {
         fn send(&self, value: u32) {
+            self.slot.post();
             self.queue.lock().unwrap().push_back(value);
             self.slot.ring(&self.parking);
         }
@@ -52,7 +53,7 @@ mod tests {
         fn take(&self) -> Option<u32> {
             let value = self.queue.lock().unwrap().pop_front();
             if value.is_some() {
-                self.sleeper.took();
+                self.slot.took();
             }
             value
         }
@@ -69,7 +70,7 @@ mod tests {
                     for value in 0..20_000 {
                         peer.send(value);
                         while own.take().is_none() {
-                            own.sleeper.sleep(&own.slot, &own.parking, Duration::from_secs(60));
+                            own.sleeper.sleep(&own.slot, &own.parking, Duration::from_secs(60), || false);
                         }
                         taken += 1;
                     }
@@ -88,9 +89,9 @@ mod tests {
         let started = Instant::now();
         rank.sleeper.doze(&rank.slot, &rank.parking, short);
         assert!(started.elapsed() >= short, "a rank that polls isn't rung");
-        assert!(rank.sleeper.set_away(&rank.slot, true), "one message is untaken");
+        assert!(rank.sleeper.set_away(&rank.slot, true, || false), "one message is untaken");
         rank.take();
-        assert!(!rank.sleeper.set_away(&rank.slot, true));
+        assert!(!rank.sleeper.set_away(&rank.slot, true, || false));
         std::thread::scope(|scope| {
             let dozer = scope.spawn(|| rank.sleeper.doze(&rank.slot, &rank.parking, Duration::from_secs(60)));
             rank.send(2);
@@ -103,7 +104,7 @@ mod tests {
         let rank = Rank::default();
         rank.sleeper.wake(&rank.slot, &rank.parking);
         let started = Instant::now();
-        rank.sleeper.sleep(&rank.slot, &rank.parking, Duration::from_secs(60));
+        rank.sleeper.sleep(&rank.slot, &rank.parking, Duration::from_secs(60), || false);
         rank.sleeper.doze(&rank.slot, &rank.parking, Duration::from_secs(60));
         assert!(started.elapsed() < Duration::from_secs(50));
     }

@@ -28,7 +28,9 @@ pub(crate) const KINDS: [&str; 19] = [
 
 /// The kind of the message in a frame's header.
 pub(crate) fn kind(header: &[u8]) -> &'static str {
-    let Ok((message, ..)) = parse_header(header) else { return "none" };
+    let Ok((message, ..)) = parse_header(header.to_vec(), Vec::new()) else {
+        return "none";
+    };
     match message {
         Message::Request { op, .. } => match op {
             Op::Call { .. } => "call",

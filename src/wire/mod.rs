@@ -9,14 +9,14 @@ mod kind;
 mod tensor;
 
 use std::any::Any;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::thread::LocalKey;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::autograd::{Edge, Node};
+use crate::autograd::{Edge, Node, reach};
 use crate::protocol::{CrossingId, Message, RefId};
 use crate::tensor::{DType, Data};
 use crate::{Error, ErrorKind, Result};
@@ -26,7 +26,7 @@ pub(crate) use gradients::{decode_gradients, encode_gradients};
 pub(crate) use kind::{KINDS, kind};
 
 /// Number of this encoding; ranks that speak different ones are refused at start.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 
 /// Keeps a reference alive; the rooms above know what it is.
 pub(crate) type Handle = Arc<dyn Any + Send + Sync>;
@@ -38,6 +38,8 @@ pub(crate) struct Payload {
     pub segments: Vec<Data>,
     /// Segments that are tensors with a gradient, in the order of their crossing's slots.
     pub slots: Vec<u32>,
+    /// Crossings, on any rank, that the gradients of the slots reach beyond their own; `None` if that isn't known.
+    pub reach: Option<Vec<u64>>,
 }
 
 impl Payload {
@@ -71,7 +73,12 @@ struct Decoder {
     handles: Vec<(RefId, Handle)>,
 }
 
+/// A buffer that grew larger isn't kept.
+const SPARE_BYTES: usize = 1 << 16;
+
 thread_local! {
+    /// An empty buffer to encode into.
+    static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
     static ENCODER: RefCell<Option<Encoder>> = const { RefCell::new(None) };
     static DECODER: RefCell<Option<Decoder>> = const { RefCell::new(None) };
 }
@@ -111,10 +118,13 @@ pub(crate) fn encode(record: bool, write: impl FnOnce(&mut Vec<u8>) -> Result<()
             ..Encoder::default()
         },
     );
-    let mut bytes = Vec::new();
+    let mut bytes = SPARE.take();
     write(&mut bytes)?;
     let mut encoded = current.take().unwrap_or_default().encoded;
     encoded.payload.bytes = bytes;
+    if !encoded.edges.is_empty() {
+        encoded.payload.reach = reach(&encoded.edges);
+    }
     Ok(encoded)
 }
 
@@ -148,9 +158,9 @@ impl Delivered {
     ///
     /// # Errors
     /// [`ErrorKind::Decode`] if the bytes are no such value.
-    pub(crate) fn decode<T: DeserializeOwned>(self) -> Result<T> {
+    pub(crate) fn decode<T: DeserializeOwned>(mut self) -> Result<T> {
         let node = match self.crossing {
-            Some(crossing) if !self.payload.slots.is_empty() => Some(boundary(crossing, &self.payload)?),
+            Some(crossing) if !self.payload.slots.is_empty() => Some(boundary(crossing, &mut self.payload)?),
             _ => None,
         };
         let bytes = self.payload.bytes;
@@ -175,7 +185,7 @@ impl Delivered {
     }
 }
 
-fn boundary(crossing: CrossingId, payload: &Payload) -> Result<Arc<Node>> {
+fn boundary(crossing: CrossingId, payload: &mut Payload) -> Result<Arc<Node>> {
     let slots: Vec<(DType, Vec<usize>)> = payload
         .slots
         .iter()
@@ -185,24 +195,35 @@ fn boundary(crossing: CrossingId, payload: &Payload) -> Result<Arc<Node>> {
     if slots.iter().any(|s| !s.0.is_float()) {
         return Err(decode_error("a slot of a dtype without gradients".into()));
     }
-    Ok(Node::boundary(crossing.to_bits(), slots))
+    Ok(Node::boundary(crossing.to_bits(), slots, payload.reach.take()))
 }
 
-/// The header of a frame: message and slots, then the payload's bytes.
+/// The header of a frame: message, slots and what they reach, then the payload's bytes.
 pub(crate) fn header(message: &Message, payload: &mut Payload) -> Result<Vec<u8>> {
     let head = Vec::with_capacity(64 + payload.bytes.len());
-    let mut head = postcard::to_extend(&(message, &payload.slots), head).map_err(|e| refused("a message", e))?;
-    head.append(&mut payload.bytes);
+    let mut head = postcard::to_extend(&(message, &payload.slots, &payload.reach), head).map_err(|e| refused("a message", e))?;
+    head.append(&mut payload.bytes); // leaves its memory
+    if payload.bytes.capacity() <= SPARE_BYTES {
+        SPARE.set(std::mem::take(&mut payload.bytes));
+    }
     Ok(head)
 }
 
-/// Takes a header apart.
+/// Takes a frame apart.
 ///
 /// # Errors
 /// [`ErrorKind::Decode`] if it is none.
-pub(crate) fn parse_header(header: &[u8]) -> Result<(Message, Vec<u32>, Vec<u8>)> {
-    let ((message, slots), rest) = postcard::take_from_bytes(header).map_err(|e| decode_error(format!("message: {e}")))?;
-    Ok((message, slots, rest.to_vec()))
+pub(crate) fn parse_header(mut header: Vec<u8>, segments: Vec<Data>) -> Result<(Message, Payload)> {
+    let ((message, slots, reach), rest) = postcard::take_from_bytes(&header).map_err(|e| decode_error(format!("message: {e}")))?;
+    let start = header.len() - rest.len();
+    header.drain(..start);
+    let payload = Payload {
+        bytes: header,
+        segments,
+        slots,
+        reach,
+    };
+    Ok((message, payload))
 }
 
 /// Leaves a reference with the encoder.

@@ -1,21 +1,19 @@
 //! Setting a world up.
 
-use std::any::{Any, TypeId};
-use std::collections::HashMap;
+use std::any::TypeId;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{World, tables_as_state};
+use super::World;
 use crate::config::Settings;
 use crate::dist::{Ranks, Tables};
 use crate::rpc;
-use crate::runtime::{Runtime, failure, logging};
+use crate::runtime::{Runtime, State, failure, logging};
 use crate::transport::Transport;
 use crate::transport::mpi::{self, Host};
 use crate::{ErrorKind, Result};
 
 type Setter = Box<dyn FnOnce(&mut Settings)>;
-type States = HashMap<TypeId, Arc<dyn Any + Send + Sync>>;
 
 /// Sets a [`World`] up: settings, the host program's communicator, state, logging.
 ///
@@ -25,7 +23,7 @@ type States = HashMap<TypeId, Arc<dyn Any + Send + Sync>>;
 pub struct Builder<'c> {
     host: Option<Host<'c>>,
     explicit: Vec<Setter>,
-    states: States,
+    states: State,
     env_logger: bool,
     panic_hook: Option<bool>,
 }
@@ -137,7 +135,7 @@ pub(super) fn ended() {
 }
 
 /// A world over a transport that is up.
-pub(super) fn assemble(transport: Box<dyn Transport>, settings: Settings, mut states: States) -> Result<World> {
+pub(super) fn assemble(transport: Box<dyn Transport>, settings: Settings, states: State) -> Result<World> {
     #[cfg(feature = "faults")]
     let transport = crate::transport::faults::wrap(transport, crate::wire::kind);
     if let Err(error) = same_program(&*transport) {
@@ -145,10 +143,8 @@ pub(super) fn assemble(transport: Box<dyn Transport>, settings: Settings, mut st
         let _ = transport.close();
         return Err(error);
     }
-    let tables = Arc::new(Tables::default());
-    let (id, state) = tables_as_state(&tables);
-    states.insert(id, state);
-    Ok(World::of(Runtime::start(transport, settings, Box::new(Ranks(tables)), states)?))
+    let ranks = Box::new(Ranks(Tables::default()));
+    Ok(World::of(Runtime::start(transport, settings, ranks, states)?))
 }
 
 /// All ranks must have the same remote functions and speak the same wire version: ids are places in the list.

@@ -1,7 +1,5 @@
 //! Ranks as threads of one process: for doc tests and a user's own unit tests. The rules are the same, the messages never leave the process.
 
-use std::collections::HashMap;
-
 use super::{World, builder};
 use crate::config::Settings;
 use crate::{Error, ErrorKind, Result, transport};
@@ -32,7 +30,7 @@ pub fn run_with<R>(n: u32, settings: impl Fn(&mut Settings) + Sync, f: impl Fn(&
             .map(|rank| {
                 let (made, f) = (made.clone(), &f);
                 scope.spawn(move || {
-                    let world = builder::assemble(Box::new(rank), made, HashMap::new())?;
+                    let world = builder::assemble(Box::new(rank), made, Default::default())?;
                     let result = f(&world);
                     world.finish()?;
                     result.map(drop)

@@ -8,7 +8,8 @@ use std::sync::{Arc, OnceLock};
 
 pub use builder::Builder;
 
-use crate::dist::{Context, Counters, Tables, rank_counters};
+use crate::dist::{Context, Counters, rank_counters};
+use crate::optim::ComputeThreads;
 use crate::rpc::{Caller, Calls};
 use crate::runtime::{Runtime, Windowed};
 use crate::{Error, ErrorKind, Result};
@@ -42,6 +43,7 @@ pub struct World {
     finished: bool,
     /// The error that `lead` returned here; told if the world is dropped because of it.
     lead_failed: OnceLock<String>,
+    _compute: ComputeThreads,
 }
 
 impl World {
@@ -61,6 +63,7 @@ impl World {
 
     pub(crate) fn of(runtime: Arc<Runtime>) -> World {
         World {
+            _compute: ComputeThreads::new(runtime.settings.compute_threads),
             caller: Caller {
                 runtime,
                 recorder: None,
@@ -248,8 +251,4 @@ impl Drop for World {
             log::error!("rank {}: the end of a world that was dropped: {e}", self.rank());
         }
     }
-}
-
-pub(crate) fn tables_as_state(tables: &Arc<Tables>) -> (TypeId, Arc<dyn Any + Send + Sync>) {
-    (TypeId::of::<Tables>(), Arc::clone(tables) as Arc<dyn Any + Send + Sync>)
 }

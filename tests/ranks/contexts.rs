@@ -635,7 +635,65 @@ fn on_local_ranks() -> Outcome {
 }
 
 /// The cases.
+/// Messages that a backward takes, of both ranks, and the gradient of the weight on the other one.
+fn backward_through(world: &World, mode: Mode, calls: usize, turns: u32) -> Result<(u64, Vec<f64>)> {
+    let far = world.owner(1);
+    let (here, there) = (
+        world.put(0, Tensor::from_vec(vec![2.0], [1])?)?,
+        world.put(far, Tensor::from_vec(vec![3.0], [1])?)?,
+    );
+    let x = Tensor::from_vec(vec![1.0], [1])?.parameter()?;
+    let ctx = world.context()?;
+    let mut loss = ctx.call(far, bounce, (&x, &there, &here, turns))?.sum()?;
+    for _ in 1..calls {
+        loss = (loss + ctx.call(far, bounce, (&x, &there, &here, turns))?.sum()?)?;
+    }
+    let sent = || -> Result<u64> { Ok(world.traffic()?.iter().map(|t| t.0).sum()) };
+    let before = sent()?;
+    let options = BackwardOptions {
+        mode,
+        ..BackwardOptions::default()
+    };
+    ctx.backward_with(&[loss], options)?;
+    // With what it takes to ask, always the same.
+    let messages = sent()? - before;
+    let gradient = ctx
+        .gradient(&there)?
+        .map(|g| Tensor::from_data(g.to_dense().expect("dense")).to_vec())
+        .transpose()?;
+    ctx.release()?;
+    Ok((messages, gradient.unwrap_or_default()))
+}
+
+/// Values know what their gradients reach: an exact backward takes no round more than a fast one, unless that would be too much to know.
+fn exactness(world: &World) -> Result<()> {
+    for (calls, turns) in [(1, 0), (1, 7), (5, 1), (40, 0), (1, 20)] {
+        let (exact, gradient) = backward_through(world, Mode::Exact, calls, turns)?;
+        let (fast, same) = backward_through(world, Mode::Fast, calls, turns)?;
+        let known = turns < 12; // more crossings than a value says that it reaches
+        // A mark for each crossing, and its answer; dropped references may add a message or two to either.
+        let asked = exact > fast + 2;
+        if world.size() == 2 && asked == known {
+            return Err(Error::user(format!(
+                "{calls} calls of {turns} turns: {exact} messages, and {fast} of a fast backward"
+            )));
+        }
+        let weights = (turns / 2 + 1) as i32;
+        let want = calls as f64 * f64::from(weights) * 3f64.powi(weights - 1) * 2f64.powi(turns as i32 - turns as i32 / 2);
+        if gradient != [want] || same != [want] {
+            return Err(Error::user(format!(
+                "{calls} calls of {turns} turns: gradients {gradient:?} and {same:?}, expected {want}"
+            )));
+        }
+    }
+    Ok(())
+}
+
 pub const CASES: &[Case] = &[
+    Case {
+        ranks: &[1, 2],
+        ..Case::new("contexts::exact_backward_takes_no_round_of_its_own", || led(exactness))
+    },
     Case {
         ranks: &[1, 2],
         ..Case::new("contexts::are_apart_on_many_threads_at_once", || led(threads))

@@ -42,8 +42,8 @@ crate::remote! {
     /// Attaches an optimizer to each parameter of this owner, with its place in the client's list; returns their numbers.
     pub(super) fn attach(scope: &Scope, spec: OptimizerSpec, options: InBackward, parameters: Vec<RRef<Tensor>>, places: Vec<u32>) -> Result<Vec<u64>> {
         let tensors: Vec<Tensor> = parameters.iter().map(|rref| rref.local(scope)).collect::<Result<_>>()?;
-        let tables = Tables::of(&scope.caller().runtime)?;
-        let observer: Observer = Arc::new(move |report: &ParameterReport| tables.count_update(report));
+        let updates = Arc::clone(&Tables::of(&scope.caller().runtime)?.updates);
+        let observer: Observer = Arc::new(move |report: &ParameterReport| updates.count(report));
         let parameters = places.iter().map(|&place| place as usize).zip(tensors);
         let attached = InBackwardOptimizers::attach(&spec, &options, parameters, Some(observer))?;
         Ok(attached.ids().into_iter().map(|(id, _)| id).collect())

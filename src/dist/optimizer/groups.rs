@@ -1,6 +1,7 @@
 //! Making groups: what is checked here, and what owners are asked.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use super::ask::{self, Asking};
@@ -38,12 +39,24 @@ impl DistributedOptimizer {
             return Err(error);
         }
         let mut grown = false;
-        for rank in by_owner.into_keys() {
-            if let Err(place) = self.owners.binary_search_by_key(&rank, |o| o.rank) {
-                let (joined, made) = (self.owners.len(), AtomicU64::new(self.changes.last()));
-                self.owners.insert(place, Owner { rank, joined, made });
+        for (rank, groups) in by_owner {
+            let place = self.owners.binary_search_by_key(&rank, |o| o.rank).unwrap_or_else(|place| {
+                let (joined, made, places) = (self.owners.len(), AtomicU64::new(self.changes.last()), Arc::default());
+                self.owners.insert(
+                    place,
+                    Owner {
+                        rank,
+                        joined,
+                        made,
+                        places,
+                    },
+                );
                 grown = true;
-            }
+                place
+            });
+            let places = &mut self.owners[place].places;
+            let added = groups.iter().flat_map(|group| group.places.iter().copied());
+            *places = places.iter().copied().chain(added).collect();
         }
         self.parameters.extend(listed);
         self.specs.extend(groups.into_iter().map(|g| g.spec));

@@ -2,6 +2,7 @@
 
 pub(super) mod ask;
 mod changes;
+mod columns;
 mod groups;
 mod options;
 mod owner;
@@ -11,6 +12,7 @@ mod state;
 mod step;
 mod tree;
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use serde_json::{Value, json};
@@ -91,6 +93,8 @@ struct Owner {
     joined: usize,
     /// The last change of options that it is known to have made.
     made: AtomicU64,
+    /// Places of its parameters.
+    places: Arc<[u32]>,
 }
 
 #[derive(Debug)]

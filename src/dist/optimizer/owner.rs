@@ -1,11 +1,12 @@
 //! The part of an optimizer that lives on an owner, and what its client asks of it.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 
 use super::changes::ChangedOptions;
 use super::options::ExpectedVersions;
@@ -24,14 +25,14 @@ use crate::{ErrorKind, Result};
 /// Steps over more elements are always for a thread of the pool, not for the one that polls.
 const HEAVY_ELEMENTS: usize = 1 << 15;
 /// So are those of an optimizer whose last step took longer than this, in seconds.
-const HEAVY_SECONDS: f64 = 1e-4;
+const HEAVY_SECONDS: f64 = 1e-3;
 
 /// The optimizer of one owner.
 #[derive(Debug)]
 pub(crate) struct OwnerOptimizer {
     part: Mutex<Part>,
     /// First rounds whose second hasn't come, by number; and numbers of those that were cancelled before they came themselves.
-    tickets: Mutex<HashMap<u64, Ticket>>,
+    tickets: Mutex<FxHashMap<u64, Ticket>>,
     /// Whether its next step may take long; until one was fast, it may.
     heavy: AtomicBool,
     /// Owners that it passes steps on to; none until it was told.
@@ -201,7 +202,7 @@ impl Part {
     fn report(&self, rank: u32, parameters: Vec<ParameterReport>, norm_kind: Norm, start: Instant) -> OwnerReport {
         OwnerReport {
             rank,
-            places: self.places.clone(),
+            places: Arc::default(),
             parameters,
             norm_kind,
             seconds: start.elapsed().as_secs_f64(),
@@ -264,7 +265,7 @@ pub(super) fn find(scope: &Scope, operation: &str, id: OptimizerId) -> Result<Ar
 }
 
 /// What this rank has recorded of contexts, the first of which the request's gate has checked.
-fn recordings(runtime: &Runtime, contexts: impl Iterator<Item = ContextId>) -> Result<Vec<Option<Arc<Recording>>>> {
+fn recordings(runtime: &Runtime, contexts: impl Iterator<Item = ContextId>) -> Result<SmallVec<[Option<Arc<Recording>>; 1]>> {
     let tables = Tables::of(runtime)?;
     contexts
         .enumerate()
@@ -280,8 +281,19 @@ fn recordings(runtime: &Runtime, contexts: impl Iterator<Item = ContextId>) -> R
 /// Applies gradients, and tells what came of it.
 fn apply(scope: &Scope, owner: &OwnerOptimizer, part: &mut Part, checked: Checked, norm: Norm, start: Instant) -> Result<OwnerReport> {
     let parameters = part.optimizer.apply(checked)?;
+    applied(scope, owner, part, parameters, norm, start)
+}
+
+fn applied(
+    scope: &Scope,
+    owner: &OwnerOptimizer,
+    part: &Part,
+    parameters: Vec<ParameterReport>,
+    norm: Norm,
+    start: Instant,
+) -> Result<OwnerReport> {
     let tables = Tables::of(&scope.caller().runtime)?;
-    parameters.iter().for_each(|report| tables.count_update(report));
+    parameters.iter().for_each(|report| tables.updates.count(report));
     let report = part.report(scope.rank(), parameters, norm, start);
     let heavy = part.elements > HEAVY_ELEMENTS || report.seconds > HEAVY_SECONDS;
     owner.heavy.store(heavy, Ordering::Relaxed);
@@ -371,7 +383,15 @@ crate::remote! {
         let Extras { contexts, clamp, expected } = extras.unwrap_or_default();
         let recordings = recordings(&scope.caller().runtime, std::iter::once(context).chain(contexts))?;
         let mut part = lock(&owner.part);
-        let mut checked = part.check(&recordings, changed, expected, Norm::Two)?;
+        part.make_changes(changed)?;
+        part.check_versions(expected)?;
+        if let ([Some(recording)], None) = (&recordings[..], clamp) {
+            let lent = recording.lent();
+            if let Some(parameters) = part.optimizer.step_lent(|leaf| lent.gradient(leaf), Norm::Two)? {
+                return applied(scope, &owner, &part, parameters, Norm::Two, start);
+            }
+        }
+        let mut checked = part.check(&recordings, None, None, Norm::Two)?;
         if let Some(max) = clamp {
             checked.clamp(max)?;
         }

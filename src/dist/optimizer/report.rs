@@ -1,5 +1,7 @@
 //! What a step did.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use crate::optim::{Norm, ParameterReport};
@@ -10,8 +12,10 @@ pub struct OwnerReport {
     /// The owner.
     pub rank: u32,
     /// Places of its parameters in the optimizer's list.
-    pub places: Vec<u32>,
+    #[serde(skip)] // the client knows them
+    pub places: Arc<[u32]>,
     /// What happened to each of them.
+    #[serde(with = "super::columns")]
     pub parameters: Vec<ParameterReport>,
     /// Which norm of the gradients is reported.
     pub norm_kind: Norm,
@@ -172,7 +176,9 @@ impl StepReport {
             .flat_map(|o| o.places.iter().zip(&o.parameters))
             .filter_map(|(&place, p)| Some((place, p.norm?)))
             .collect();
-        norms.sort_by_key(|n| n.0);
+        if !norms.is_sorted_by_key(|n| n.0) {
+            norms.sort_by_key(|n| n.0);
+        }
         Some(kind.total(norms.into_iter().map(|n| n.1)))
     }
 

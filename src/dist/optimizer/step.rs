@@ -1,6 +1,7 @@
 //! Steps: one round where each owner applies what it has, two where all must agree first.
 
 use std::borrow::Borrow;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::ask::{self, Asked, Asking};
@@ -106,6 +107,16 @@ impl DistributedOptimizer {
     /// Options that an owner may not have yet.
     pub(super) fn changed(&self, owner: &Owner) -> Option<ChangedOptions> {
         self.changes.after(owner.made.load(Ordering::Relaxed))
+    }
+
+    /// Owners' reports with the places of their parameters, which don't travel.
+    fn placed(&self, mut reports: Vec<OwnerReport>) -> Vec<OwnerReport> {
+        for report in &mut reports {
+            if let Ok(owner) = self.owners.binary_search_by_key(&report.rank, |o| o.rank) {
+                report.places = Arc::clone(&self.owners[owner].places);
+            }
+        }
+        reports
     }
 
     /// Options that some owner may not have yet.
@@ -285,12 +296,15 @@ impl StepFuture<'_> {
         match round {
             Round::Tree(call) => {
                 let all = optimizer.gather_tree(&operation, call.and_then(ask::answer), true)?;
-                Ok(StepReport::of_tree(all.summary, all.rows, scale))
+                Ok(StepReport::of_tree(all.summary, optimizer.placed(all.rows), scale))
             }
             Round::Each(asked) => {
                 let answers = ask::collect::<OwnerReport>(asked);
                 optimizer.note_made(&answers);
-                Ok(StepReport::of_rows(ask::gather(&operation, answers, true)?, scale))
+                Ok(StepReport::of_rows(
+                    optimizer.placed(ask::gather(&operation, answers, true)?),
+                    scale,
+                ))
             }
             Round::InTurn => Err(argument("a second round in turn".into())),
         }
@@ -305,7 +319,7 @@ impl StepFuture<'_> {
             Round::Tree(call) => {
                 let all = optimizer.gather_tree(&operation, call.and_then(ask::answer), false);
                 let found = all.map(|all| Found {
-                    report: StepReport::of_tree(all.summary, all.rows, 1.0),
+                    report: StepReport::of_tree(all.summary, optimizer.placed(all.rows), 1.0),
                     not_finite: all.not_finite,
                 });
                 return (everyone(), found.map_err(ask::without_updates));
@@ -316,7 +330,7 @@ impl StepFuture<'_> {
         optimizer.note_made(&answers);
         let found = ask::gather(&operation, answers, false).map(|prepared| Found {
             not_finite: prepared.iter().flat_map(|p| p.not_finite.clone()).collect(),
-            report: StepReport::of_rows(prepared.into_iter().map(|p| p.report).collect(), 1.0),
+            report: StepReport::of_rows(optimizer.placed(prepared.into_iter().map(|p| p.report).collect()), 1.0),
         });
         (kept, found.map_err(ask::without_updates))
     }

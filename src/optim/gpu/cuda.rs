@@ -9,11 +9,12 @@ use std::sync::Arc;
 use rankgrad_cuda::rules::{self, Kernel, NUMBERS, flags};
 use rankgrad_cuda::{Array, Gpu};
 
-use super::super::erased::ErasedRule;
-use super::super::optimizer::{Optimizer, Parameter, ParameterReport, update};
+use super::super::erased::{ErasedRule, Taken};
+use super::super::optimizer::{Asked, Optimizer, Parameter, ParameterReport, update};
 use super::super::rules::Lamb;
 use super::super::step::Step;
 use super::super::{Float, ParameterState, StateView};
+use super::state::Before;
 use crate::tensor::device::GpuFloat;
 use crate::tensor::{CudaArray, DType, Data, Device, Gradient, Leaf, LeafUpdate, RowSparse, Updated};
 use crate::{ErrorKind, Result};
@@ -35,13 +36,9 @@ struct Job<'a> {
 
 impl Optimizer {
     /// Updates parameters on GPUs by gradients that were checked. A report for each that was updated, by its place.
-    pub(in super::super) fn apply_on_gpus(
-        &mut self,
-        gradients: Vec<(usize, Gradient, Option<f64>)>,
-    ) -> Result<Vec<(usize, ParameterReport)>> {
-        let Self { groups, parameters } = self;
-        let mut wanted: BTreeMap<usize, (Gradient, Option<f64>)> =
-            gradients.into_iter().map(|(place, g, norm)| (place, (g, norm))).collect();
+    pub(in super::super) fn apply_on_gpus(&mut self, gradients: Vec<(usize, Gradient, Asked)>) -> Result<Vec<(usize, ParameterReport)>> {
+        let Self { groups, parameters, .. } = self;
+        let mut wanted: BTreeMap<usize, (Gradient, Asked)> = gradients.into_iter().map(|(place, g, norm)| (place, (g, norm))).collect();
         let mut jobs = Vec::with_capacity(wanted.len());
         for (place, parameter) in parameters.iter_mut().enumerate() {
             let Some((gradient, norm)) = wanted.remove(&place) else { continue };
@@ -50,6 +47,10 @@ impl Optimizer {
                 gradient
             } else {
                 parameter.take(rule, gradient)?
+            };
+            let norm = match norm {
+                Asked::Known(norm) => norm,
+                Asked::For(norm) => Some(norm.of(&gradient)),
             };
             parameter.prepare(rule)?;
             let leaf = Arc::clone(&parameter.leaf);
@@ -73,17 +74,24 @@ impl Optimizer {
 /// A float that rules and kernels compute with.
 trait Both: Float + GpuFloat {
     fn step(rule: &dyn ErasedRule, state: &mut StateView<'_, Self>) -> Option<Step>;
+    fn update(rule: &dyn ErasedRule, p: &mut [Self], g: Taken<'_, Self>, state: &mut StateView<'_, Self>) -> Result<(), String>;
 }
 
 impl Both for f32 {
     fn step(rule: &dyn ErasedRule, state: &mut StateView<'_, Self>) -> Option<Step> {
         rule.step_f32(state)
     }
+    fn update(rule: &dyn ErasedRule, p: &mut [Self], g: Taken<'_, Self>, state: &mut StateView<'_, Self>) -> Result<(), String> {
+        rule.update_f32(p, g, state)
+    }
 }
 
 impl Both for f64 {
     fn step(rule: &dyn ErasedRule, state: &mut StateView<'_, Self>) -> Option<Step> {
         rule.step_f64(state)
+    }
+    fn update(rule: &dyn ErasedRule, p: &mut [Self], g: Taken<'_, Self>, state: &mut StateView<'_, Self>) -> Result<(), String> {
+        rule.update_f64(p, g, state)
     }
 }
 
@@ -95,8 +103,7 @@ fn apply<T: Both>(mut jobs: Vec<Job<'_>>) -> Result<Vec<(usize, ParameterReport)
     let mut launches: BTreeMap<_, Vec<Prepared<'_, '_, T>>> = BTreeMap::new();
     let mut reports = Vec::with_capacity(jobs.len());
     for (job, leaf) in jobs.into_iter().zip(&leaves) {
-        let before = job.parameter.state.get_or_insert_default().numbers();
-        let prepared = Prepared::new(job, leaf, before.clone());
+        let prepared = Prepared::new(job, leaf);
         match prepared {
             Ok(Ready::Launch(key, prepared)) => launches.entry(key).or_default().push(prepared),
             Ok(Ready::Done(place, report)) => reports.push((place, report)),
@@ -193,7 +200,7 @@ struct Prepared<'a, 'l, T> {
     fresh: Option<Data>,
     step: Step,
     state: [Option<Array<T>>; 3],
-    before: (bool, Vec<(String, f64)>),
+    before: Before,
 }
 
 enum Ready<'a, 'l, T> {
@@ -208,14 +215,14 @@ fn kernel(name: &str) -> Option<Kernel> {
 }
 
 impl<'a, 'l, T: Both> Prepared<'a, 'l, T> {
-    fn new(job: Job<'a>, leaf: &'l Leaf, before: (bool, Vec<(String, f64)>)) -> Result<Ready<'a, 'l, T>> {
+    fn new(job: Job<'a>, leaf: &'l Leaf) -> Result<Ready<'a, 'l, T>> {
         let Parameter { state, shape, .. } = &mut *job.parameter;
         let state = state.get_or_insert_default();
-        let step = T::step(job.rule, &mut StateView::new(state, shape));
+        let (before, step) = state.count_step(shape, |view| T::step(job.rule, view));
         let Some((step, kernel)) = step.and_then(|step| Some((step, kernel(step.kernel)?))) else {
-            state.set_numbers(before);
+            state.restore(before);
             let (place, norm) = (job.place, job.norm);
-            return Ok(Ready::Done(place, through_host(job, leaf, norm)?));
+            return Ok(Ready::Done(place, through_host::<T>(job, leaf, norm)?));
         };
         // If the update is given up, the numbers must be what they were.
         let prepared = Self::allocate(&job, leaf.begin_update(), step, kernel);
@@ -232,7 +239,7 @@ impl<'a, 'l, T: Both> Prepared<'a, 'l, T> {
                 },
             )),
             Err(error) => {
-                job.parameter.state.get_or_insert_default().set_numbers(before);
+                job.parameter.state.get_or_insert_default().restore(before);
                 Err(error)
             }
         }
@@ -256,7 +263,7 @@ impl<'a, 'l, T: Both> Prepared<'a, 'l, T> {
         let mut arrays = [None, None, None];
         let state = job.parameter.state.as_ref();
         for (slot, name) in arrays.iter_mut().zip(step.arrays) {
-            let data = state.and_then(|state| state.any_array(name));
+            let data = state.and_then(|state| state.array_of(name));
             let data = data.ok_or_else(|| ErrorKind::Cuda {
                 what: format!("no state `{name}` of {}", job.rule.name()),
             })?;
@@ -308,19 +315,15 @@ impl<'a, 'l, T: Both> Prepared<'a, 'l, T> {
             ..
         } = self;
         let kept = job.parameter.state.get_or_insert_default();
-        for (name, array) in step.arrays.iter().zip(state) {
-            if let (Some(data), Some(array)) = (kept.array_mut(name), array) {
-                let shape = data.shape().to_vec();
-                *data = Data::Cuda(CudaArray::of_floats(array, &shape));
-            }
-        }
-        kept.mark_used(step.arrays);
+        let shape = &job.parameter.shape;
+        let arrays = step.arrays.iter().zip(state);
+        kept.put_used(arrays.filter_map(|(&name, array)| Some((name, Data::Cuda(CudaArray::of_floats(array?, shape))))));
         (job.place, report(&job.gradient, job.norm, leaf.finish(fresh)))
     }
 
     /// There was no launch.
     fn give_up(self) {
-        self.job.parameter.state.get_or_insert_default().set_numbers(self.before);
+        self.job.parameter.state.get_or_insert_default().restore(self.before);
     }
 }
 
@@ -359,7 +362,7 @@ fn launch<T: Both>(kernel: Kernel, prepared: &[Prepared<'_, '_, T>]) -> Result<(
 }
 
 /// An update by a rule that has no kernel: by the rule itself, on copies here.
-fn through_host(job: Job<'_>, leaf: &Leaf, norm: Option<f64>) -> Result<ParameterReport> {
+fn through_host<T: Both>(job: Job<'_>, leaf: &Leaf, norm: Option<f64>) -> Result<ParameterReport> {
     let gradient = job.gradient.to(Device::Cpu)?;
     let gradient = match gradient {
         Gradient::Dense(data) => Gradient::Dense(data.to_contiguous()),
@@ -368,7 +371,17 @@ fn through_host(job: Job<'_>, leaf: &Leaf, norm: Option<f64>) -> Result<Paramete
     let held = leaf.begin_update();
     let (mut data, kept) = (held.data().to(Device::Cpu)?, job.parameter.state.get_or_insert_default());
     let mut state: ParameterState = kept.on(Device::Cpu)?;
-    update(job.rule, &mut data, &gradient, &mut state, &job.parameter.shape)?.map_err(|message| ErrorKind::RulePanic {
+    let rule = |p: &mut [T], g: Taken<'_, T>, view: &mut StateView<'_, T>| T::update(job.rule, p, g, view);
+    let (elementwise, shape) = (job.rule.is_elementwise(), &job.parameter.shape[..]);
+    let updated = update::<T>(
+        &rule,
+        elementwise,
+        (None, &mut data),
+        &gradient,
+        (&mut state, shape),
+        Asked::Known(norm),
+    )?;
+    updated.map_err(|message| ErrorKind::RulePanic {
         optimizer: job.rule.name().into(),
         parameter: job.parameter.place,
         message,

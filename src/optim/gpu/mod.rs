@@ -4,3 +4,5 @@
 mod cuda;
 #[cfg(not(feature = "cuda"))]
 mod none;
+#[cfg(feature = "cuda")]
+mod state;

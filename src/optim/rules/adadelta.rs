@@ -1,7 +1,6 @@
 //! Adadelta.
 
 use crate::Result;
-use crate::optim::arithmetic::pass2;
 use crate::optim::options::{Check, options};
 use crate::optim::{Float, Rule, StateArray, StateView, Step};
 
@@ -36,6 +35,7 @@ impl Adadelta {
 impl Rule for Adadelta {
     const NAME: &'static str = "Adadelta";
     const SCALARS: &'static [(&'static str, f64)] = &[("step", 0.0)];
+    const ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<()> {
         let check = Check(Self::NAME);
@@ -59,12 +59,18 @@ impl Rule for Adadelta {
         let step = self.numbers();
         let descent = step.descent();
         let [rho, rest, lr, eps] = step.numbers();
-        pass2(p, g, state.arrays(["square_avg", "acc_delta"]), |p, g, square, moved| {
-            let g = descent.of(g, p);
-            *square = *square * rho + rest * g * g;
-            let delta = (*moved + eps).sqrt() / (*square + eps).sqrt() * g;
-            *moved = *moved * rho + rest * delta * delta;
-            p - lr * delta
-        });
+        state.pass2(
+            p,
+            g,
+            ["square_avg", "acc_delta"],
+            #[inline(always)]
+            move |p, g, square, moved| {
+                let g = descent.of(g, p);
+                *square = *square * rho + rest * g * g;
+                let delta = (*moved + eps).sqrt() / (*square + eps).sqrt() * g;
+                *moved = *moved * rho + rest * delta * delta;
+                p - lr * delta
+            },
+        );
     }
 }

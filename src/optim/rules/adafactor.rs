@@ -1,7 +1,9 @@
 //! Adafactor.
 
 use crate::Result;
-use crate::optim::arithmetic::{lerp, maximum, sum, sum_squares};
+use crate::optim::arithmetic::{
+    PIECE, add_each_square, add_squares, lerp, maximum, pass0, pass1, sum, sum_squares, sum_squares_of_rows, vectorized,
+};
 use crate::optim::options::{Check, options};
 use crate::optim::{Float, Rule, StateArray, StateView};
 
@@ -61,61 +63,154 @@ impl Rule for Adafactor {
         let root_mean = |squares: f64| (squares / p.len() as f64).sqrt();
         let scale = f64::max(self.eps.1, root_mean(sum_squares(p))) * rate;
         let least = self.eps.0.unwrap_or(T::EPSILON.wide());
-        let floor = T::of(least * least);
         let sign = if self.maximize { -T::ONE } else { T::ONE };
-        let shrink = T::of(1.0 - self.lr * self.weight_decay);
-
-        let matrix = match *state.shape() {
-            [.., rows, columns] => Some((rows, columns)),
-            _ => None,
+        let along = Along {
+            sign,
+            floor: T::of(least * least),
         };
-        // The direction of an element: its gradient over the root of the estimated square.
-        let along = |g: T, estimate: T| sign * g * (T::ONE / maximum(estimate, floor).sqrt());
-        let step = |p: T, u: T, size: T| p * shrink + size * u;
+        let shrink = T::of(1.0 - self.lr * self.weight_decay);
         let size = |squares: f64| T::of(-scale / f64::max(1.0, root_mean(squares) / self.d));
-        match matrix {
-            None => {
-                let [variance] = state.arrays(["variance"]);
-                for (v, &g) in variance.iter_mut().zip(g) {
-                    *v = lerp(*v, g * g, weight);
-                }
-                let direction = |i: usize| along(g[i], variance[i]);
-                let size = size(sum(p.len(), |i| direction(i).wide() * direction(i).wide()));
-                p.iter_mut().enumerate().for_each(|(i, p)| *p = step(*p, direction(i), size));
+        let mut directions = vec![T::ZERO; p.len().min(PIECE)];
+        let mut squares = 0.0;
+        let [.., rows, columns] = *state.shape() else {
+            let [variance] = state.arrays(["variance"]);
+            for (v, g) in variance.chunks_mut(PIECE).zip(g.chunks(PIECE)) {
+                pass0(
+                    v,
+                    g,
+                    #[inline(always)]
+                    move |v, g| lerp(v, g * g, weight),
+                );
+                let directions = &mut directions[..g.len()];
+                pass1(
+                    directions,
+                    g,
+                    v,
+                    #[inline(always)]
+                    move |_, g, v| along.of(g, *v),
+                );
+                add_squares(&mut squares, directions);
             }
-            Some((rows, columns)) => {
-                let [row_var, col_var] = state.arrays(["row_var", "col_var"]);
-                let means = follow(g, (rows, columns), row_var, col_var, weight);
-                let means: Vec<T> = means.into_iter().map(|mean| maximum(mean, T::of(least))).collect();
-                let direction = |i: usize| {
-                    let (row, column) = (i / columns, i % columns);
-                    let batch = row / rows;
-                    along(g[i], row_var[row] * col_var[batch * columns + column] / means[batch])
-                };
-                let size = size(sum(p.len(), |i| direction(i).wide() * direction(i).wide()));
-                p.iter_mut().enumerate().for_each(|(i, p)| *p = step(*p, direction(i), size));
-            }
+            let size = size(squares);
+            return pass1(
+                p,
+                g,
+                variance,
+                #[inline(always)]
+                move |p, g, v| p * shrink + size * along.of(g, *v),
+            );
+        };
+        if p.is_empty() {
+            return;
         }
+        let [row_var, col_var] = state.arrays(["row_var", "col_var"]);
+        let means = follow(g, (rows, columns), row_var, col_var, weight);
+        let means: Vec<T> = means.into_iter().map(|mean| maximum(mean, T::of(least))).collect();
+        let estimates = Estimates {
+            rows,
+            columns,
+            row_var,
+            col_var,
+            means: &means,
+        };
+        let mut start = 0;
+        for g in g.chunks(PIECE) {
+            let directions = &mut directions[..g.len()];
+            estimates.pass(
+                (start, directions, g),
+                #[inline(always)]
+                move |_, g, estimate| along.of(g, estimate),
+            );
+            add_squares(&mut squares, directions);
+            start += g.len();
+        }
+        let size = size(squares);
+        estimates.pass(
+            (0, p, g),
+            #[inline(always)]
+            move |p, g, estimate| p * shrink + size * along.of(g, estimate),
+        );
+    }
+}
+
+/// The direction of an element: its gradient over the root of the estimated square.
+#[derive(Clone, Copy)]
+struct Along<T> {
+    sign: T,
+    floor: T,
+}
+
+impl<T: Float> Along<T> {
+    #[inline(always)]
+    fn of(self, g: T, estimate: T) -> T {
+        self.sign * g * (T::ONE / maximum(estimate, self.floor).sqrt())
+    }
+}
+
+/// Estimates of the squares of all elements of a stack of matrices, of at least one element.
+#[derive(Clone, Copy)]
+struct Estimates<'a, T> {
+    rows: usize,
+    columns: usize,
+    row_var: &'a [T],
+    col_var: &'a [T],
+    means: &'a [T],
+}
+
+impl<T: Float> Estimates<'_, T> {
+    /// One pass over elements from place `start` on, and their gradients and estimates.
+    fn pass(self, (start, p, g): (usize, &mut [T], &[T]), update: impl Fn(T, T, T) -> T + Copy) {
+        vectorized(
+            (self, (start, p, g), update),
+            #[inline(always)]
+            |(estimates, elements, update)| estimates.each(elements, update),
+        );
+    }
+
+    #[inline(always)]
+    fn each(self, (start, mut p, mut g): (usize, &mut [T], &[T]), update: impl Fn(T, T, T) -> T + Copy) {
+        let (mut row, mut column) = (start / self.columns, start % self.columns);
+        while !p.is_empty() {
+            let (matrix, r) = (row / self.rows, self.row_var[row]);
+            let mean = self.means[matrix];
+            let estimates = &self.col_var[matrix * self.columns + column..(matrix + 1) * self.columns];
+            let len = estimates.len().min(p.len());
+            let (values, gradients);
+            (values, p) = p.split_at_mut(len);
+            (gradients, g) = g.split_at(len);
+            segment(values, gradients, estimates, (r, mean), update);
+            (row, column) = (row + 1, 0);
+        }
+    }
+}
+
+/// Elements of one row.
+#[inline(always)]
+fn segment<T: Float>(p: &mut [T], g: &[T], col_var: &[T], (r, mean): (T, T), update: impl Fn(T, T, T) -> T) {
+    for ((p, &g), &c) in p.iter_mut().zip(g).zip(col_var) {
+        *p = update(*p, g, r * c / mean);
     }
 }
 
 /// Moves the averages of rows and columns towards a gradient's mean squares; returns the mean over rows of each matrix.
 fn follow<T: Float>(g: &[T], (rows, columns): (usize, usize), row_var: &mut [T], col_var: &mut [T], weight: T) -> Vec<T> {
-    if g.is_empty() {
-        return vec![];
-    }
     let mut means = Vec::with_capacity(g.len() / (rows * columns));
     let matrices = g
         .chunks(rows * columns)
         .zip(row_var.chunks_mut(rows))
         .zip(col_var.chunks_mut(columns));
+    // As many rows at a time as the cache holds while both sums go over them.
+    let together = (PIECE / columns).clamp(1, rows);
+    let mut row_squares = vec![0.0; together];
     for ((g, row_var), col_var) in matrices {
         let mut squares = vec![0.0; columns];
-        for (row, average) in g.chunks(columns).zip(row_var.iter_mut()) {
-            *average = lerp(*average, T::of(sum_squares(row) / columns as f64), weight);
-            for (square, &g) in squares.iter_mut().zip(row) {
-                *square += g.wide() * g.wide();
+        for (g, row_var) in g.chunks(together * columns).zip(row_var.chunks_mut(together)) {
+            let row_squares = &mut row_squares[..row_var.len()];
+            sum_squares_of_rows(g, columns, row_squares);
+            for (average, square) in row_var.iter_mut().zip(row_squares) {
+                *average = lerp(*average, T::of(*square / columns as f64), weight);
             }
+            g.chunks(columns).for_each(|row| add_each_square(&mut squares, row));
         }
         for (average, square) in col_var.iter_mut().zip(squares) {
             *average = lerp(*average, T::of(square / rows as f64), weight);

@@ -38,10 +38,11 @@ impl Adagrad {
     }
 
     /// The update of one element, with this step's coefficients.
-    fn element<T: Float>(&self, t: u64) -> impl Fn(T, T, &mut T) -> T {
+    fn element<T: Float>(&self, t: u64) -> impl Fn(T, T, &mut T) -> T + Copy {
         let step = self.numbers(t);
         let descent = step.descent();
         let [step_size, eps] = step.numbers();
+        #[inline(always)]
         move |p, g, sum| {
             let g = descent.of(g, p);
             *sum = *sum + g * g;
@@ -53,6 +54,7 @@ impl Adagrad {
 impl Rule for Adagrad {
     const NAME: &'static str = "Adagrad";
     const SCALARS: &'static [(&'static str, f64)] = &[("step", 0.0)];
+    const ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<()> {
         let check = Check(Self::NAME);
@@ -81,15 +83,14 @@ impl Rule for Adagrad {
 
     fn update<T: Float>(&self, p: &mut [T], g: &[T], state: &mut StateView<'_, T>) {
         let element = self.element(state.count());
-        let [sum] = state.arrays([SUM]);
-        pass1(p, g, sum, element);
+        state.pass1(p, g, SUM, element);
     }
 
     fn update_rows<T: Float>(&self, p: &mut [T], g: Rows<'_, T>, state: &mut StateView<'_, T>) {
         let element = self.element(state.count());
         let [sum] = state.arrays([SUM]);
         for (row, g) in g.iter() {
-            pass1(&mut p[row.clone()], g, &mut sum[row], &element);
+            pass1(&mut p[row.clone()], g, &mut sum[row], element);
         }
     }
 }

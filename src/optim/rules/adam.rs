@@ -1,7 +1,7 @@
 //! Adam.
 
 use crate::Result;
-use crate::optim::arithmetic::{lerp, maximum, pass2, pass3, powi};
+use crate::optim::arithmetic::{lerp, maximum, powi};
 use crate::optim::options::{Check, options};
 use crate::optim::{Float, Rule, StateArray, StateView, Step};
 
@@ -33,6 +33,7 @@ options! {
 impl Rule for Adam {
     const NAME: &'static str = "Adam";
     const SCALARS: &'static [(&'static str, f64)] = &[("step", 0.0)];
+    const ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<()> {
         self.check_as(Self::NAME)
@@ -58,28 +59,38 @@ impl Rule for Adam {
         let step = self.numbers(state.count());
         let descent = step.descent();
         let [rest1, beta2, rest2, step_size, correction, eps, shrink] = step.numbers();
-        let average = |p: T, g: T, m: &mut T, v: &mut T| {
-            let g = descent.of(g, p);
-            *m = lerp(*m, g, rest1);
-            *v = *v * beta2 + rest2 * g * g;
-            p * shrink
+        let average = {
+            #[inline(always)]
+            move |p: T, g: T, m: &mut T, v: &mut T| {
+                let g = descent.of(g, p);
+                *m = lerp(*m, g, rest1);
+                *v = *v * beta2 + rest2 * g * g;
+                p * shrink
+            }
         };
         if self.amsgrad {
-            pass3(
+            state.pass3(
                 p,
                 g,
-                state.arrays(["exp_avg", "exp_avg_sq", "max_exp_avg_sq"]),
-                |p, g, m, v, largest| {
+                ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"],
+                #[inline(always)]
+                move |p, g, m, v, largest| {
                     let p = average(p, g, m, v);
                     *largest = maximum(*largest, *v);
                     p + step_size * *m / (largest.sqrt() / correction + eps)
                 },
             );
         } else {
-            pass2(p, g, state.arrays(["exp_avg", "exp_avg_sq"]), |p, g, m, v| {
-                let p = average(p, g, m, v);
-                p + step_size * *m / (v.sqrt() / correction + eps)
-            });
+            state.pass2(
+                p,
+                g,
+                ["exp_avg", "exp_avg_sq"],
+                #[inline(always)]
+                move |p, g, m, v| {
+                    let p = average(p, g, m, v);
+                    p + step_size * *m / (v.sqrt() / correction + eps)
+                },
+            );
         }
     }
 }

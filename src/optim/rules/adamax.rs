@@ -1,7 +1,7 @@
 //! Adamax.
 
 use crate::Result;
-use crate::optim::arithmetic::{lerp, maximum, pass2, powi};
+use crate::optim::arithmetic::{lerp, maximum, powi};
 use crate::optim::options::{Check, options};
 use crate::optim::{Float, Rule, StateArray, StateView, Step};
 
@@ -38,6 +38,7 @@ impl Adamax {
 impl Rule for Adamax {
     const NAME: &'static str = "Adamax";
     const SCALARS: &'static [(&'static str, f64)] = &[("step", 0.0)];
+    const ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<()> {
         let check = Check(Self::NAME);
@@ -59,11 +60,17 @@ impl Rule for Adamax {
         let step = self.numbers(state.count());
         let descent = step.descent();
         let [rest, beta2, eps, step_size] = step.numbers();
-        pass2(p, g, state.arrays(["exp_avg", "exp_inf"]), |p, g, m, norm| {
-            let g = descent.of(g, p);
-            *m = lerp(*m, g, rest);
-            *norm = maximum(*norm * beta2, g.abs() + eps);
-            p + step_size * *m / *norm
-        });
+        state.pass2(
+            p,
+            g,
+            ["exp_avg", "exp_inf"],
+            #[inline(always)]
+            move |p, g, m, norm| {
+                let g = descent.of(g, p);
+                *m = lerp(*m, g, rest);
+                *norm = maximum(*norm * beta2, g.abs() + eps);
+                p + step_size * *m / *norm
+            },
+        );
     }
 }

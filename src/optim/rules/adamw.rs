@@ -51,6 +51,7 @@ impl AdamW {
 impl Rule for AdamW {
     const NAME: &'static str = "AdamW";
     const SCALARS: &'static [(&'static str, f64)] = Adam::SCALARS;
+    const ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<()> {
         self.adam().check_as(Self::NAME)

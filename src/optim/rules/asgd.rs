@@ -1,7 +1,6 @@
 //! ASGD.
 
 use crate::Result;
-use crate::optim::arithmetic::pass1;
 use crate::optim::options::{Check, options};
 use crate::optim::step::Flags;
 use crate::optim::{Float, Rule, StateArray, StateView, Step};
@@ -35,6 +34,7 @@ const AVERAGE: &str = "ax";
 impl Rule for Asgd {
     const NAME: &'static str = "ASGD";
     const SCALARS: &'static [(&'static str, f64)] = &[("step", 0.0), ("eta", 0.0), ("mu", 1.0)];
+    const ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<()> {
         let check = Check(Self::NAME);
@@ -58,12 +58,17 @@ impl Rule for Asgd {
         let step = self.numbers(state);
         let (descent, follows) = (step.descent(), step.flags.first);
         let [shrink, step, weight] = step.numbers();
-        let [average] = state.arrays([AVERAGE]);
-        pass1(p, g, average, |p, g, ax| {
-            let p = p * shrink + step * descent.of(g, p);
-            *ax = if follows { p } else { *ax + (p - *ax) * weight };
-            p
-        });
+        state.pass1(
+            p,
+            g,
+            AVERAGE,
+            #[inline(always)]
+            move |p, g, ax| {
+                let p = p * shrink + step * descent.of(g, p);
+                *ax = if follows { p } else { *ax + (p - *ax) * weight };
+                p
+            },
+        );
     }
 }
 

@@ -1,7 +1,7 @@
 //! LAMB.
 
 use crate::Result;
-use crate::optim::arithmetic::{lerp, pass2, powi, sum, sum_squares};
+use crate::optim::arithmetic::{PIECE, add_squares, lerp, pass1, pass3, powi};
 use crate::optim::options::{Check, options};
 use crate::optim::{Float, Rule, StateArray, StateView, Step};
 
@@ -67,19 +67,39 @@ impl Rule for Lamb {
         let descent = step.descent();
         let [rest1, beta2, rest2, _, correction1, eps, decay, correction2] = step.numbers();
         let [average, square] = state.arrays(["exp_avg", "exp_avg_sq"]);
-        pass2(p, g, [&mut *average, &mut *square], |p, g, m, v| {
-            let g = descent.of(g, p);
-            *m = lerp(*m, g, rest1);
-            *v = *v * beta2 + rest2 * g * g;
-            p
-        });
         // Computed twice, for the norm and for the step: cheaper than memory for it.
-        let direction = |p: T, m: T, v: T| m / correction1 / ((v / correction2).sqrt() + eps) + decay * p;
-        let square_of = |x: T| x.wide() * x.wide();
-        let norm = sum_squares(p).sqrt();
-        let (old, m, v) = (&*p, &average[..p.len()], &square[..p.len()]);
-        let step_norm = sum(old.len(), |i| square_of(direction(old[i], m[i], v[i]))).sqrt();
+        let direction = {
+            #[inline(always)]
+            move |p: T, m: T, v: T| m / correction1 / ((v / correction2).sqrt() + eps) + decay * p
+        };
+        let (mut squares, mut step_squares) = (0.0, 0.0);
+        let mut directions = vec![T::ZERO; p.len().min(PIECE)];
+        let pieces = p.chunks_mut(PIECE).zip(g.chunks(PIECE));
+        for ((p, g), (m, v)) in pieces.zip(average.chunks_mut(PIECE).zip(square.chunks_mut(PIECE))) {
+            let directions = &mut directions[..g.len()];
+            pass3(
+                directions,
+                g,
+                [m, v, p],
+                #[inline(always)]
+                move |_, g, m, v, p| {
+                    let g = descent.of(g, T::ZERO);
+                    *m = lerp(*m, g, rest1);
+                    *v = *v * beta2 + rest2 * g * g;
+                    direction(*p, *m, *v)
+                },
+            );
+            add_squares(&mut squares, p);
+            add_squares(&mut step_squares, directions);
+        }
+        let (norm, step_norm) = (squares.sqrt(), step_squares.sqrt());
         let step_size = T::of(Self::step_size(step.numbers[3], norm, step_norm));
-        pass2(p, g, [average, square], |p, _, m, v| p + step_size * direction(p, *m, *v));
+        pass1(
+            p,
+            average,
+            square,
+            #[inline(always)]
+            move |p, m, v| p + step_size * direction(p, m, *v),
+        );
     }
 }

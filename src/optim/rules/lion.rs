@@ -1,7 +1,7 @@
 //! Lion.
 
 use crate::Result;
-use crate::optim::arithmetic::{lerp, pass1, sign};
+use crate::optim::arithmetic::{lerp, sign};
 use crate::optim::options::{Check, options};
 use crate::optim::{Float, Rule, StateArray, StateView, Step};
 
@@ -33,6 +33,7 @@ impl Lion {
 impl Rule for Lion {
     const NAME: &'static str = "Lion";
     const SCALARS: &'static [(&'static str, f64)] = &[("step", 0.0)];
+    const ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<()> {
         let check = Check(Self::NAME);
@@ -55,12 +56,17 @@ impl Rule for Lion {
         let step = self.numbers();
         let descent = step.descent();
         let [shrink, lr, rest1, rest2] = step.numbers();
-        let [average] = state.arrays(["exp_avg"]);
-        pass1(p, g, average, |p, g, m| {
-            let g = descent.of(g, p);
-            let direction = sign(lerp(*m, g, rest1));
-            *m = lerp(*m, g, rest2);
-            p * shrink - lr * direction
-        });
+        state.pass1(
+            p,
+            g,
+            "exp_avg",
+            #[inline(always)]
+            move |p, g, m| {
+                let g = descent.of(g, p);
+                let direction = sign(lerp(*m, g, rest1));
+                *m = lerp(*m, g, rest2);
+                p * shrink - lr * direction
+            },
+        );
     }
 }

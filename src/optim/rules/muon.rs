@@ -93,11 +93,17 @@ impl Rule for Muon {
         let (rest, momentum, ahead) = (T::of(1.0 - self.momentum), T::of(self.momentum), self.nesterov);
         let [buffer] = state.arrays([BUFFER]);
         let mut direction = vec![T::ZERO; p.len()];
-        pass1(&mut direction, g, buffer, |_, g, b| {
-            let g = descent.of(g, T::ZERO);
-            *b = lerp(*b, g, rest);
-            if ahead { lerp(g, *b, momentum) } else { *b }
-        });
+        pass1(
+            &mut direction,
+            g,
+            buffer,
+            #[inline(always)]
+            move |_, g, b| {
+                let g = descent.of(g, T::ZERO);
+                *b = lerp(*b, g, rest);
+                if ahead { lerp(g, *b, momentum) } else { *b }
+            },
+        );
         let (long, wide) = (rows as f64, columns as f64);
         let adjustment = match self.adjust_lr_fn.unwrap_or(AdjustLr::Original) {
             AdjustLr::Original => f64::max(1.0, long / wide).sqrt(),

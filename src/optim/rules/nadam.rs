@@ -1,7 +1,7 @@
 //! NAdam.
 
 use crate::Result;
-use crate::optim::arithmetic::{lerp, pass2, powi};
+use crate::optim::arithmetic::{lerp, powi};
 use crate::optim::options::{Check, options};
 use crate::optim::{Float, Rule, StateArray, StateView, Step};
 
@@ -65,6 +65,7 @@ impl NAdam {
 impl Rule for NAdam {
     const NAME: &'static str = "NAdam";
     const SCALARS: &'static [(&'static str, f64)] = &[("step", 0.0), ("mu_product", 1.0)];
+    const ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<()> {
         let check = Check(Self::NAME);
@@ -87,12 +88,18 @@ impl Rule for NAdam {
         let step = self.numbers(state);
         let descent = step.descent();
         let [rest1, beta2, rest2, by_gradient, correction, eps, shrink, by_average] = step.numbers();
-        pass2(p, g, state.arrays(["exp_avg", "exp_avg_sq"]), |p, g, m, v| {
-            let g = descent.of(g, p);
-            *m = lerp(*m, g, rest1);
-            *v = *v * beta2 + rest2 * g * g;
-            let root = (*v / correction).sqrt() + eps;
-            (p * shrink + by_gradient * g / root) + by_average * *m / root
-        });
+        state.pass2(
+            p,
+            g,
+            ["exp_avg", "exp_avg_sq"],
+            #[inline(always)]
+            move |p, g, m, v| {
+                let g = descent.of(g, p);
+                *m = lerp(*m, g, rest1);
+                *v = *v * beta2 + rest2 * g * g;
+                let root = (*v / correction).sqrt() + eps;
+                (p * shrink + by_gradient * g / root) + by_average * *m / root
+            },
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! RAdam.
 
 use crate::Result;
-use crate::optim::arithmetic::{lerp, pass2, powi};
+use crate::optim::arithmetic::{lerp, powi};
 use crate::optim::options::{Check, options};
 use crate::optim::step::Flags;
 use crate::optim::{Float, Rule, StateArray, StateView, Step};
@@ -68,6 +68,7 @@ impl RAdam {
 impl Rule for RAdam {
     const NAME: &'static str = "RAdam";
     const SCALARS: &'static [(&'static str, f64)] = &[("step", 0.0)];
+    const ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<()> {
         let check = Check(Self::NAME);
@@ -90,16 +91,22 @@ impl Rule for RAdam {
         let descent = step.descent();
         let [rest1, beta2, rest2, lr, correction1, eps, shrink, root, c] = step.numbers();
         let rectified = step.flags.rectified.then_some((root, c));
-        pass2(p, g, state.arrays(["exp_avg", "exp_avg_sq"]), |p, g, m, v| {
-            let g = descent.of(g, p);
-            *m = lerp(*m, g, rest1);
-            *v = *v * beta2 + rest2 * g * g;
-            let step = *m / correction1 * lr;
-            p * shrink
-                - match rectified {
-                    Some((root, c)) => step * (root / (v.sqrt() + eps)) * c,
-                    None => step,
-                }
-        });
+        state.pass2(
+            p,
+            g,
+            ["exp_avg", "exp_avg_sq"],
+            #[inline(always)]
+            move |p, g, m, v| {
+                let g = descent.of(g, p);
+                *m = lerp(*m, g, rest1);
+                *v = *v * beta2 + rest2 * g * g;
+                let step = *m / correction1 * lr;
+                p * shrink
+                    - match rectified {
+                        Some((root, c)) => step * (root / (v.sqrt() + eps)) * c,
+                        None => step,
+                    }
+            },
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! RMSprop.
 
 use crate::Result;
-use crate::optim::arithmetic::{lerp, pass1, pass2, pass3};
+use crate::optim::arithmetic::lerp;
 use crate::optim::options::{Check, options};
 use crate::optim::{Float, Rule, StateArray, StateView, Step};
 
@@ -47,6 +47,7 @@ impl RmsProp {
 impl Rule for RmsProp {
     const NAME: &'static str = "RMSprop";
     const SCALARS: &'static [(&'static str, f64)] = &[("step", 0.0)];
+    const ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<()> {
         let check = Check(Self::NAME);
@@ -78,41 +79,74 @@ impl Rule for RmsProp {
         let step = self.numbers();
         let descent = step.descent();
         let [alpha, rest, lr, eps, momentum] = step.numbers();
-        let square = |g: T, s: &mut T| *s = *s * alpha + rest * g * g;
-        let root = |s: T| s.sqrt() + eps;
-        let centered_root = |g: T, s: T, mean: &mut T| {
-            *mean = lerp(*mean, g, rest);
-            (s - *mean * *mean).sqrt() + eps
+        let square = {
+            #[inline(always)]
+            move |g: T, s: &mut T| *s = *s * alpha + rest * g * g
         };
-        let plain = |p: T, g: T, r: T| p - lr * g / r;
-        let with_momentum = |p: T, g: T, r: T, b: &mut T| {
-            *b = *b * momentum + g / r;
-            p - lr * *b
+        let root = {
+            #[inline(always)]
+            move |s: T| s.sqrt() + eps
+        };
+        let centered_root = {
+            #[inline(always)]
+            move |g: T, s: T, mean: &mut T| {
+                *mean = lerp(*mean, g, rest);
+                (s - *mean * *mean).sqrt() + eps
+            }
+        };
+        let plain = {
+            #[inline(always)]
+            move |p: T, g: T, r: T| p - lr * g / r
+        };
+        let with_momentum = {
+            #[inline(always)]
+            move |p: T, g: T, r: T, b: &mut T| {
+                *b = *b * momentum + g / r;
+                p - lr * *b
+            }
         };
         match (self.momentum > 0.0, self.centered) {
             (false, false) => {
-                let [s] = state.arrays(["square_avg"]);
-                pass1(p, g, s, |p, g, s| {
-                    let g = descent.of(g, p);
-                    square(g, s);
-                    plain(p, g, root(*s))
-                });
+                state.pass1(
+                    p,
+                    g,
+                    "square_avg",
+                    #[inline(always)]
+                    move |p, g, s| {
+                        let g = descent.of(g, p);
+                        square(g, s);
+                        plain(p, g, root(*s))
+                    },
+                );
             }
-            (false, true) => pass2(p, g, state.arrays(["square_avg", "grad_avg"]), |p, g, s, mean| {
-                let g = descent.of(g, p);
-                square(g, s);
-                plain(p, g, centered_root(g, *s, mean))
-            }),
-            (true, false) => pass2(p, g, state.arrays(["square_avg", "momentum_buffer"]), |p, g, s, b| {
-                let g = descent.of(g, p);
-                square(g, s);
-                with_momentum(p, g, root(*s), b)
-            }),
-            (true, true) => pass3(
+            (false, true) => state.pass2(
                 p,
                 g,
-                state.arrays(["square_avg", "grad_avg", "momentum_buffer"]),
-                |p, g, s, mean, b| {
+                ["square_avg", "grad_avg"],
+                #[inline(always)]
+                move |p, g, s, mean| {
+                    let g = descent.of(g, p);
+                    square(g, s);
+                    plain(p, g, centered_root(g, *s, mean))
+                },
+            ),
+            (true, false) => state.pass2(
+                p,
+                g,
+                ["square_avg", "momentum_buffer"],
+                #[inline(always)]
+                move |p, g, s, b| {
+                    let g = descent.of(g, p);
+                    square(g, s);
+                    with_momentum(p, g, root(*s), b)
+                },
+            ),
+            (true, true) => state.pass3(
+                p,
+                g,
+                ["square_avg", "grad_avg", "momentum_buffer"],
+                #[inline(always)]
+                move |p, g, s, mean, b| {
                     let g = descent.of(g, p);
                     square(g, s);
                     with_momentum(p, g, centered_root(g, *s, mean), b)

@@ -1,7 +1,7 @@
 //! Rprop.
 
 use crate::Result;
-use crate::optim::arithmetic::{pass2, sign};
+use crate::optim::arithmetic::sign;
 use crate::optim::options::{Check, options};
 use crate::optim::{Float, Rule, StateArray, StateView, Step};
 
@@ -35,6 +35,7 @@ impl Rprop {
 impl Rule for Rprop {
     const NAME: &'static str = "Rprop";
     const SCALARS: &'static [(&'static str, f64)] = &[("step", 0.0)];
+    const ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<()> {
         let check = Check(Self::NAME);
@@ -65,26 +66,35 @@ impl Rule for Rprop {
         let descent = step.descent();
         let [shrink, grow, least, most] = step.numbers();
         // Not `clamp`, which panics when the bounds are the wrong way round: torch gives the upper one then.
-        let bounded = |x: T| {
-            let x = if x < least { least } else { x };
-            if x > most { most } else { x }
-        };
-        pass2(p, g, state.arrays(["prev", "step_size"]), |p, g, previous, size| {
-            let mut g = descent.of(g, p);
-            let turn = g * *previous;
-            let factor = if turn > T::ZERO {
-                grow
-            } else if turn < T::ZERO {
-                shrink
-            } else {
-                T::ONE
-            };
-            *size = bounded(*size * factor);
-            if turn < T::ZERO {
-                g = T::ZERO;
+        let bounded = {
+            #[inline(always)]
+            move |x: T| {
+                let x = if x < least { least } else { x };
+                if x > most { most } else { x }
             }
-            *previous = g;
-            p - sign(g) * *size
-        });
+        };
+        state.pass2(
+            p,
+            g,
+            ["prev", "step_size"],
+            #[inline(always)]
+            move |p, g, previous, size| {
+                let mut g = descent.of(g, p);
+                let turn = g * *previous;
+                let factor = if turn > T::ZERO {
+                    grow
+                } else if turn < T::ZERO {
+                    shrink
+                } else {
+                    T::ONE
+                };
+                *size = bounded(*size * factor);
+                if turn < T::ZERO {
+                    g = T::ZERO;
+                }
+                *previous = g;
+                p - sign(g) * *size
+            },
+        );
     }
 }

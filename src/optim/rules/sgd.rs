@@ -1,7 +1,7 @@
 //! Stochastic gradient descent with momentum.
 
 use crate::Result;
-use crate::optim::arithmetic::{pass0, pass1};
+use crate::optim::arithmetic::pass0;
 use crate::optim::options::{Check, options};
 use crate::optim::step::Flags;
 use crate::optim::{Float, Form, Rows, Rule, StateArray, StateView, Step};
@@ -51,6 +51,7 @@ impl Sgd {
 impl Rule for Sgd {
     const NAME: &'static str = "SGD";
     const SCALARS: &'static [(&'static str, f64)] = &[];
+    const ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<()> {
         let check = Check(Self::NAME);
@@ -94,15 +95,25 @@ impl Rule for Sgd {
         let descent = step.descent();
         let [lr, momentum, rest] = step.numbers();
         if self.momentum == 0.0 {
-            return pass0(p, g, |p, g| p - lr * descent.of(g, p));
+            return state.pass0(
+                p,
+                g,
+                #[inline(always)]
+                move |p, g| p - lr * descent.of(g, p),
+            );
         }
-        let [buffer] = state.arrays([BUFFER]);
         let ahead = self.nesterov;
-        pass1(p, g, buffer, |p, g, b| {
-            let g = descent.of(g, p);
-            *b = if first { g } else { *b * momentum + rest * g };
-            p - lr * if ahead { g + momentum * *b } else { *b }
-        });
+        state.pass1(
+            p,
+            g,
+            BUFFER,
+            #[inline(always)]
+            move |p, g, b| {
+                let g = descent.of(g, p);
+                *b = if first { g } else { *b * momentum + rest * g };
+                p - lr * if ahead { g + momentum * *b } else { *b }
+            },
+        );
     }
 
     fn update_rows<T: Float>(&self, p: &mut [T], g: Rows<'_, T>, _state: &mut StateView<'_, T>) {
@@ -110,7 +121,12 @@ impl Rule for Sgd {
         let descent = step.descent();
         let [lr]: [T; 1] = step.numbers();
         for (row, g) in g.iter() {
-            pass0(&mut p[row], g, |p, g| p - lr * descent.of(g, p));
+            pass0(
+                &mut p[row],
+                g,
+                #[inline(always)]
+                move |p, g| p - lr * descent.of(g, p),
+            );
         }
     }
 }

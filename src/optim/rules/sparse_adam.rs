@@ -75,7 +75,8 @@ impl Rule for SparseAdam {
                 &mut p[row.clone()],
                 g,
                 [&mut average[row.clone()], &mut square[row]],
-                |p, g, m, v| {
+                #[inline(always)]
+                move |p, g, m, v| {
                     let g = descent.of(g, p);
                     *m = (g - *m) * rest1 + *m;
                     *v = (g * g - *v) * rest2 + *v;

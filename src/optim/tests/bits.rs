@@ -5,10 +5,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::sync::{Mutex, PoisonError};
 
 use serde_json::{Value, json};
 
-use crate::optim::{Optimizer, OptimizerSpec, names};
+use crate::optim::arithmetic::{PIECE, instruction_sets, limit_instructions};
+use crate::optim::{ComputeThreads, Norm, Optimizer, OptimizerSpec, names};
 use crate::tensor::{DType, Data, Device, Gradient, RowSparse, Tensor};
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/bits.txt");
@@ -17,7 +19,7 @@ const STEPS: u64 = 6;
 const SHAPES: [&[usize]; 2] = [&[67, 71], &[3]];
 
 /// Sets of options, and whether gradients are sparse. Muon has none: its products are the BLAS's.
-fn variants(name: &str) -> Vec<(Value, bool)> {
+pub(super) fn variants(name: &str) -> Vec<(Value, bool)> {
     let dense = |sets: &[Value]| sets.iter().map(|set| (set.clone(), false)).collect::<Vec<_>>();
     let betas = json!([0.8, 0.97]);
     match name {
@@ -142,7 +144,14 @@ fn absorb_data(hash: &mut u64, data: &Data) {
 
 /// The hash of parameters and state, over all steps.
 fn bits(spec: OptimizerSpec, dtype: DType, sparse: bool, device: Device) -> u64 {
-    let shapes = if sparse { &SHAPES[..1] } else { &SHAPES };
+    hash_on(device, spec, dtype, sparse, if sparse { &SHAPES[..1] } else { &SHAPES }, STEPS)
+}
+
+fn hash(spec: OptimizerSpec, dtype: DType, sparse: bool, shapes: &[&[usize]], steps: u64) -> u64 {
+    hash_on(Device::Cpu, spec, dtype, sparse, shapes, steps)
+}
+
+fn hash_on(device: Device, spec: OptimizerSpec, dtype: DType, sparse: bool, shapes: &[&[usize]], steps: u64) -> u64 {
     let parameters: Vec<Tensor> = shapes
         .iter()
         .zip(1..)
@@ -150,7 +159,7 @@ fn bits(spec: OptimizerSpec, dtype: DType, sparse: bool, device: Device) -> u64 
         .collect();
     let mut optimizer = Optimizer::new(spec, parameters.clone()).unwrap();
     let mut hash = 0xcbf2_9ce4_8422_2325;
-    for step in 0..STEPS {
+    for step in 0..steps {
         let gradient = |place: usize| {
             let seed = 100 + 10 * step + place as u64;
             match sparse {
@@ -167,17 +176,27 @@ fn bits(spec: OptimizerSpec, dtype: DType, sparse: bool, device: Device) -> u64 
             absorb_data(&mut hash, &p.data().to(Device::Cpu).unwrap());
             let state = optimizer.state(place).unwrap();
             state.scalars().for_each(|(_, x)| absorb(&mut hash, &x.to_bits().to_le_bytes()));
-            state
-                .arrays()
-                .for_each(|(_, data)| absorb_data(&mut hash, &data.to(Device::Cpu).unwrap()));
+            let arrays = state.arrays().map(|(_, data)| data.to(Device::Cpu).unwrap());
+            arrays.for_each(|data| absorb_data(&mut hash, &data));
         }
     }
     hash
 }
 
+/// Runs `f` for each instruction set that this processor has.
+fn on_each_instruction_set(mut f: impl FnMut(&str)) {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    for (place, set) in instruction_sets().into_iter().enumerate() {
+        limit_instructions(place);
+        f(set);
+    }
+    limit_instructions(usize::MAX);
+}
+
 #[test]
-fn the_bits_are_those_in_the_file() {
-    check(Device::Cpu);
+fn the_bits_are_those_in_the_file_on_every_instruction_set() {
+    on_each_instruction_set(|set| compare(set, Device::Cpu));
 }
 
 /// Kernels give the bits of the loops; rules that have none run here.
@@ -185,10 +204,10 @@ fn the_bits_are_those_in_the_file() {
 #[test]
 fn the_bits_on_a_gpu_are_those_in_the_file() {
     let (device, _turn) = crate::tensor::device::testing::device();
-    check(device);
+    compare("a GPU", device);
 }
 
-fn check(device: Device) {
+fn compare(set: &str, device: Device) {
     let mut found = String::new();
     for name in names().into_iter().filter(|&name| name != "Muon") {
         let variants = variants(name);
@@ -223,6 +242,97 @@ fn check(device: Device) {
         .collect();
     assert!(
         differ.is_empty() && found.len() == expected.len(),
-        "other bits than in {FILE}: {differ:#?}"
+        "other bits than in {FILE} on {set}: {differ:#?}"
     );
+}
+
+/// Lengths around those of vectors and of blocks.
+const LENGTHS: [usize; 8] = [1, 5, 15, 17, 33, 4095, 4097, 2 * PIECE + 13];
+
+#[test]
+fn every_length_has_the_same_bits_on_every_instruction_set() {
+    for (name, options, dtype) in dense_cases() {
+        let spec = OptimizerSpec::from_json(name, &options).unwrap();
+        let mut first = None;
+        on_each_instruction_set(|set| {
+            let found = LENGTHS.map(|n| hash(spec.clone(), dtype, false, &[&[n]], 2));
+            assert_eq!(*first.get_or_insert(found), found, "{name} {dtype} {options} on {set}");
+        });
+    }
+}
+
+#[test]
+fn pieces_and_threads_change_no_bit() {
+    // Some pieces, the last one not whole; and enough of them for several threads.
+    let shapes: [&[usize]; 2] = [&[3, PIECE - 1], &[9 * PIECE - 7]];
+    for (name, options, dtype) in dense_cases() {
+        let spec = OptimizerSpec::from_json(name, &options).unwrap();
+        let alone = hash(spec.clone(), dtype, false, &shapes, 2);
+        let threads = ComputeThreads::new(3);
+        assert_eq!(hash(spec.clone(), dtype, false, &shapes, 2), alone, "{name} {dtype} {options}");
+        drop(threads);
+        if spec.rule().is_elementwise() {
+            // The same elements as parameters of their own, each too small for pieces.
+            let n = shapes[1][0];
+            let parts: Vec<usize> = (0..n).step_by(10_007).map(|start| 10_007.min(n - start)).collect();
+            assert_eq!(
+                updated(&spec, dtype, &[n]),
+                updated(&spec, dtype, &parts),
+                "{name} {dtype} {options}"
+            );
+        }
+    }
+}
+
+/// The same elements after two steps, whatever parameters they are split over.
+fn updated(spec: &OptimizerSpec, dtype: DType, parts: &[usize]) -> Vec<u64> {
+    let split = |seed: u64| -> Vec<Tensor> {
+        let (all, mut start) = (numbers(parts.iter().sum(), seed), 0);
+        let part = |&len: &usize| {
+            let part = all[start..start + len].to_vec();
+            start += len;
+            match dtype {
+                DType::F32 => Tensor::from_vec(part.into_iter().map(|x| x as f32).collect(), [len]).unwrap(),
+                _ => Tensor::from_vec(part, [len]).unwrap(),
+            }
+        };
+        parts.iter().map(part).collect()
+    };
+    let parameters: Vec<Tensor> = split(1).into_iter().map(|p| p.parameter().unwrap()).collect();
+    let mut optimizer = Optimizer::new(spec.clone(), parameters.clone()).unwrap();
+    for step in 0..2 {
+        let gradients = split(10 + step);
+        optimizer.step(&mut |place| Some(gradients[place].data().into())).unwrap();
+    }
+    let elements = |p: &Tensor| match dtype {
+        DType::F32 => p.to_vec::<f32>().unwrap().into_iter().map(f64::from).collect::<Vec<_>>(),
+        _ => p.to_vec().unwrap(),
+    };
+    parameters.iter().flat_map(elements).map(f64::to_bits).collect()
+}
+
+/// Options of each rule that takes dense gradients of any shape, with each dtype.
+fn dense_cases() -> impl Iterator<Item = (&'static str, Value, DType)> {
+    let names = names().into_iter().filter(|&name| name != "Muon");
+    let cases = names.flat_map(|name| variants(name).into_iter().filter(|v| !v.1).map(move |v| (name, v.0)));
+    cases.flat_map(|(name, options)| [DType::F32, DType::F64].map(|dtype| (name, options.clone(), dtype)))
+}
+
+#[test]
+fn norms_have_the_same_bits_before_an_update_and_in_it() {
+    let n = 9 * PIECE - 7;
+    for (kind, dtype) in [Norm::One, Norm::Two, Norm::Inf]
+        .into_iter()
+        .zip([DType::F32, DType::F64, DType::F32])
+    {
+        let p = tensor(dtype, &[n], 1).parameter().unwrap();
+        let mut optimizer = Optimizer::new(crate::optim::Sgd::new(0.1), vec![p]).unwrap();
+        let gradient = Gradient::Dense(tensor(dtype, &[n], 2).data());
+        let before = optimizer.check(vec![Some(gradient.clone())], kind).unwrap();
+        let norm = before.norms()[0];
+        let during = optimizer.check(vec![Some(gradient)], kind).unwrap();
+        assert_eq!(optimizer.apply(during).unwrap()[0].norm, norm);
+        assert_eq!(optimizer.apply(before).unwrap()[0].norm, norm);
+        assert!(norm.is_some_and(|norm| norm > 1.0));
+    }
 }

@@ -2,6 +2,7 @@
 
 mod bits;
 mod contract;
+mod flat;
 mod golden;
 #[cfg(feature = "cuda")]
 mod gpu;

@@ -51,8 +51,8 @@ pub(crate) enum Kind {
     },
     /// They are this leaf's.
     Leaf(Arc<Leaf>),
-    /// The values came from another rank; so must the gradients go there.
-    Boundary(u64),
+    /// The values came from another rank; so must the gradients go there. They reach the boundaries `beyond` on other ranks then, if that is known.
+    Boundary { id: u64, beyond: Option<Box<[u64]>> },
 }
 
 /// A node of one rank's graph: the origin of one value or several.
@@ -97,7 +97,7 @@ impl Node {
     }
 
     /// A node for values that came from another rank together. Received tensors have edges to its slots.
-    pub(crate) fn boundary(id: u64, slots: Vec<(DType, Vec<usize>)>) -> Arc<Node> {
+    pub(crate) fn boundary(id: u64, slots: Vec<(DType, Vec<usize>)>, beyond: Option<Vec<u64>>) -> Arc<Node> {
         let outputs = slots
             .into_iter()
             .map(|(dtype, shape)| Spec {
@@ -105,7 +105,15 @@ impl Node {
                 shape: ndarray::IxDyn(&shape),
             })
             .collect();
-        Node::new(Key::next(), Kind::Boundary(id), Vec::new(), outputs)
+        Node::new(
+            Key::next(),
+            Kind::Boundary {
+                id,
+                beyond: beyond.map(Vec::into_boxed_slice),
+            },
+            Vec::new(),
+            outputs,
+        )
     }
 
     pub(crate) fn id(&self) -> u64 {
@@ -138,7 +146,7 @@ impl Node {
         match &self.kind {
             Kind::Op { name, .. } => name,
             Kind::Leaf(_) => "leaf",
-            Kind::Boundary(_) => "received value",
+            Kind::Boundary { .. } => "received value",
         }
     }
 

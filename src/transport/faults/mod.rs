@@ -211,6 +211,10 @@ impl Transport for Faulty {
         self.inner.poll(inbox)
     }
 
+    fn spin(&self, looks: u32) {
+        self.inner.spin(looks);
+    }
+
     fn in_flight(&self) -> usize {
         self.inner.in_flight()
     }

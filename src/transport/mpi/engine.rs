@@ -3,19 +3,22 @@
 use super::comm::Comm;
 use super::incoming::{Incoming, Peers};
 use super::message::{self, Message};
+use super::order::{NUMBER, Order};
 use super::outgoing::Outgoing;
-use super::page::Doorbells;
+use super::page::Bells;
 use super::ring::Ring;
+use crate::Result;
 use crate::transport::{Delivery, Frame, Settings};
-use crate::{ErrorKind, Result};
 
 /// The state of one rank's MPI traffic. Leaked, not dropped, while anything is under way: MPI writes to its memory.
 #[derive(Debug)]
 pub(super) struct Engine {
     pub(super) comm: Comm,
     pub(super) outgoing: Outgoing,
+    bells: Bells,
     ring: Ring,
     incoming: Incoming,
+    order: Order,
     batch: usize,
     /// Messages of every kind received from other ranks.
     pub(super) received: u64,
@@ -23,68 +26,107 @@ pub(super) struct Engine {
 
 impl Engine {
     /// Posts the inbox. Local.
-    pub(super) fn new(comm: Comm, settings: &Settings) -> Result<Engine> {
+    pub(super) fn new(comm: Comm, bells: Bells, settings: &Settings) -> Result<Engine> {
         Ok(Engine {
-            outgoing: Outgoing::new(comm.size, settings.eager_limit, settings.chunk_limit),
-            ring: Ring::new(&comm, settings.ring, settings.eager_limit)?,
+            outgoing: Outgoing::new(&comm, settings.eager_limit, settings.chunk_limit),
+            ring: Ring::new(&comm, settings.ring, NUMBER + settings.eager_limit)?,
             incoming: Incoming::new(settings),
+            order: Order::new(comm.size),
+            bells,
             batch: settings.ring,
             received: 0,
             comm,
         })
     }
 
-    /// Starts to send a frame; the caller rings.
+    /// Starts to send a frame.
     pub(super) fn send(&mut self, to: u32, frame: Frame) -> Result<()> {
-        self.outgoing.collect_small()?;
-        self.outgoing.frame(&self.comm, to, frame)
+        self.outgoing.frame(&self.comm, &self.bells, to, frame)?;
+        self.outgoing.collect_small().map(drop)
     }
 
     /// Moves everything on; appends what arrived; says whether anything moved.
-    pub(super) fn progress(&mut self, doorbells: &Doorbells, inbox: &mut Vec<(u32, Delivery)>) -> Result<bool> {
+    pub(super) fn progress(&mut self, inbox: &mut Vec<(u32, Delivery)>) -> Result<bool> {
         let before = self.received;
+        let mut moved = false;
         // A batch at most, so that others get the lock and the caller its messages.
         for _ in 0..self.batch {
-            if !self.receive(doorbells, inbox)? {
+            if !self.read(inbox)? {
+                break;
+            }
+            moved = true;
+        }
+        for _ in 0..self.batch {
+            // To see that MPI has nothing takes less time than to ask it.
+            if self.bells.has_nothing_posted() || !self.receive(inbox)? {
                 break;
             }
         }
         if self.incoming.len() > 0 {
             let mut peers = Peers {
                 comm: &self.comm,
-                doorbells,
+                bells: &self.bells,
                 outgoing: &mut self.outgoing,
                 inbox,
             };
             self.received += self.incoming.progress(&mut peers)?;
         }
         let collected = self.outgoing.len() > 0 && self.outgoing.collect()?;
-        Ok(collected || self.received != before)
+        Ok(moved || collected || self.received != before)
+    }
+
+    /// Takes the oldest message of the mailbox, if there is one.
+    fn read(&mut self, inbox: &mut Vec<(u32, Delivery)>) -> Result<bool> {
+        let Engine {
+            comm,
+            bells,
+            outgoing,
+            incoming,
+            order,
+            ..
+        } = self;
+        let handled = bells.read(|from, bytes| {
+            let mut peers = Peers {
+                comm,
+                bells,
+                outgoing,
+                inbox,
+            };
+            order.sort(from, bytes, |bytes| handle(incoming, &mut peers, from, bytes))
+        });
+        handled.unwrap_or(Ok(false))
     }
 
     /// Takes the oldest message of the inbox, if there is one.
-    fn receive(&mut self, doorbells: &Doorbells, inbox: &mut Vec<(u32, Delivery)>) -> Result<bool> {
+    fn receive(&mut self, inbox: &mut Vec<(u32, Delivery)>) -> Result<bool> {
         let Engine {
             comm,
+            bells,
             outgoing,
             ring,
             incoming,
+            order,
             received,
             ..
         } = self;
         let Some((from, bytes)) = ring.head()? else { return Ok(false) };
         *received += 1;
-        doorbells.took(from);
+        bells.took(from);
         let mut peers = Peers {
             comm,
-            doorbells,
+            bells,
             outgoing,
             inbox,
         };
-        let handled = handle(incoming, &mut peers, from, bytes).map_err(|error| name_sender(from, error));
+        let handled = order.sort(from, bytes, |bytes| handle(incoming, &mut peers, from, bytes));
         // Also after a message that makes no sense: the inbox goes on.
         ring.next(comm)?;
-        handled.map(|()| true)
+        handled
+    }
+
+    /// Whether messages lie in the mailbox.
+    pub(super) fn has_mail(&self) -> bool {
+        self.bells.has_mail()
     }
 
     /// Sends and receives that need polling to end.
@@ -113,18 +155,7 @@ fn handle(incoming: &mut Incoming, peers: &mut Peers, from: u32, bytes: &[u8]) -
             Ok(())
         }
         Message::Announce { transfer, bytes, lead } => incoming.announced(peers, from, transfer, bytes, lead, rest),
-        Message::Clear { transfer, tag, segments } => peers.outgoing.cleared(peers.comm, peers.doorbells, from, transfer, tag, segments),
+        Message::Clear { transfer, tag, segments } => peers.outgoing.cleared(peers.comm, peers.bells, from, transfer, tag, segments),
         Message::Refuse { transfer } => peers.outgoing.refused(from, transfer),
-    }
-}
-
-#[cold]
-fn name_sender(from: u32, error: crate::Error) -> crate::Error {
-    match error.kind() {
-        ErrorKind::Decode { what } => ErrorKind::Decode {
-            what: format!("from rank {from}: {what}"),
-        }
-        .into(),
-        _ => error,
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use super::comm::{Comm, Request};
 use super::message::{self, Lead, Message};
 use super::outgoing::Outgoing;
-use super::page::Doorbells;
+use super::page::Bells;
 use crate::Result;
 use crate::transport::pool::Pool;
 use crate::transport::segment::{Buffer, Layout, decode_error, shaped, total_bytes};
@@ -14,7 +14,7 @@ use crate::transport::{Delivery, Frame, Settings};
 /// What a step of the receiving side works with.
 pub(super) struct Peers<'a> {
     pub(super) comm: &'a Comm,
-    pub(super) doorbells: &'a Doorbells,
+    pub(super) bells: &'a Bells,
     pub(super) outgoing: &'a mut Outgoing,
     pub(super) inbox: &'a mut Vec<(u32, Delivery)>,
 }
@@ -196,7 +196,7 @@ impl Incoming {
         self.deliver(from, delivery, peers.inbox);
         peers
             .outgoing
-            .message(peers.comm, peers.doorbells, from, &Message::Refuse { transfer: id })
+            .message(peers.comm, peers.bells, from, &Message::Refuse { transfer: id })
     }
 
     /// Posts the receives of waiting transfers, as long as there are tags, and clears their senders to send.
@@ -213,7 +213,7 @@ impl Incoming {
             transfer.post(peers.comm, &mut self.pool, self.chunk_limit)?;
             peers.outgoing.message(
                 peers.comm,
-                peers.doorbells,
+                peers.bells,
                 from,
                 &Message::Clear {
                     transfer: id,
@@ -236,7 +236,7 @@ impl Incoming {
                     break;
                 }
                 transfer.requests.pop_front();
-                peers.doorbells.took(transfer.from);
+                peers.bells.took(transfer.from);
                 arrived += 1;
             }
             if !transfer.requests.is_empty() {

@@ -4,7 +4,8 @@ use std::collections::{HashMap, VecDeque};
 
 use super::comm::{Comm, Request};
 use super::message::{self, Message, contiguous_bytes};
-use super::page::Doorbells;
+use super::order::{NUMBER, Numbers};
+use super::page::Bells;
 use super::ring::INBOX_TAG;
 use crate::Result;
 use crate::tensor::Data;
@@ -17,8 +18,10 @@ const SPARE_BUFFERS: usize = 64;
 /// All sends of this rank that aren't done.
 #[derive(Debug)]
 pub(super) struct Outgoing {
+    me: u32,
     eager_limit: usize,
     chunk_limit: usize,
+    numbers: Numbers,
     /// Small messages under way, oldest first. A small send is mostly done at once, and they end mostly in order, so only the head is tested.
     small: VecDeque<(Request, Vec<u8>)>,
     spare: Vec<Vec<u8>>,
@@ -49,8 +52,10 @@ struct Flow {
 }
 
 impl Outgoing {
-    pub(super) fn new(size: u32, eager_limit: usize, chunk_limit: usize) -> Outgoing {
+    pub(super) fn new(comm: &Comm, eager_limit: usize, chunk_limit: usize) -> Outgoing {
         Outgoing {
+            me: comm.rank,
+            numbers: Numbers::new(comm.size),
             eager_limit,
             chunk_limit,
             small: VecDeque::new(),
@@ -58,19 +63,19 @@ impl Outgoing {
             announced: HashMap::new(),
             flowing: Vec::new(),
             next_transfer: 0,
-            sent: vec![0; size as usize],
+            sent: vec![0; comm.size as usize],
         }
     }
 
-    /// Starts to send a frame whose segments are contiguous: one message, after which the caller rings.
-    pub(super) fn frame(&mut self, comm: &Comm, to: u32, frame: Frame) -> Result<()> {
+    /// Starts to send a frame whose segments are contiguous: one message for now.
+    pub(super) fn frame(&mut self, comm: &Comm, bells: &Bells, to: u32, frame: Frame) -> Result<()> {
         let mut slot = self.buffer();
-        if let Some(size) = message::encode_frame(&frame, &mut slot) {
-            return self.post(comm, to, slot, size);
+        if let Some(size) = message::encode_frame(&frame, &mut slot[NUMBER..]) {
+            return self.post(comm, bells, to, slot, size);
         }
         let transfer = self.next_transfer;
-        let (size, lead) = message::encode_announcement(transfer, &frame, &mut slot)?;
-        self.post(comm, to, slot, size)?;
+        let (size, lead) = message::encode_announcement(transfer, &frame, &mut slot[NUMBER..])?;
+        self.post(comm, bells, to, slot, size)?;
         self.next_transfer += 1;
         self.announced.insert(
             transfer,
@@ -83,29 +88,43 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Starts to send a message that nothing follows, and rings.
-    pub(super) fn message(&mut self, comm: &Comm, doorbells: &Doorbells, to: u32, message: &Message) -> Result<()> {
+    /// Starts to send a message that nothing follows.
+    pub(super) fn message(&mut self, comm: &Comm, bells: &Bells, to: u32, message: &Message) -> Result<()> {
         let mut slot = self.buffer();
-        let size = message::encode(message, &mut slot).ok_or_else(|| decode_error("a control message does not fit in the eager limit"))?;
-        self.post(comm, to, slot, size)?;
-        doorbells.ring(to);
-        Ok(())
+        let size = message::encode(message, &mut slot[NUMBER..])
+            .ok_or_else(|| decode_error("a control message does not fit in the eager limit"))?;
+        self.post(comm, bells, to, slot, size)
+    }
+
+    fn keep(&mut self, buffer: Vec<u8>) {
+        if self.spare.len() < SPARE_BUFFERS {
+            self.spare.push(buffer);
+        }
     }
 
     fn buffer(&mut self) -> Vec<u8> {
-        self.spare.pop().unwrap_or_else(|| vec![0; self.eager_limit])
+        self.spare.pop().unwrap_or_else(|| vec![0; NUMBER + self.eager_limit])
     }
 
-    fn post(&mut self, comm: &Comm, to: u32, buffer: Vec<u8>, size: usize) -> Result<()> {
+    /// Sends the first `size` bytes after the number.
+    fn post(&mut self, comm: &Comm, bells: &Bells, to: u32, mut buffer: Vec<u8>, size: usize) -> Result<()> {
+        let size = NUMBER + size;
+        self.numbers.stamp(to, &mut buffer);
+        if bells.mail(self.me, to, &buffer[..size]) {
+            self.keep(buffer);
+            return Ok(());
+        }
+        bells.post(to);
         // SAFETY: the buffer's memory doesn't move with the Vec, and the queue keeps it, untouched, until the request is done.
         let request = unsafe { comm.isend(&buffer[..size], to, INBOX_TAG) }?;
+        bells.ring(to);
         self.small.push_back((request, buffer));
         self.sent[to as usize] += 1;
         Ok(())
     }
 
     /// `from` takes the frame: starts to send it on `tag`, without the segments if it doesn't want those.
-    pub(super) fn cleared(&mut self, comm: &Comm, doorbells: &Doorbells, from: u32, transfer: u64, tag: u16, segments: bool) -> Result<()> {
+    pub(super) fn cleared(&mut self, comm: &Comm, bells: &Bells, from: u32, transfer: u64, tag: u16, segments: bool) -> Result<()> {
         let mut large = self.answered(from, transfer)?;
         if !segments {
             large.segments.clear();
@@ -114,6 +133,7 @@ impl Outgoing {
         let mut requests = VecDeque::new();
         let parts = std::iter::once(&large.lead[..]).chain(large.segments.iter().map(contiguous_bytes));
         for chunk in parts.flat_map(|part| part.chunks(self.chunk_limit)) {
+            bells.post(to);
             // SAFETY: `large` goes into the flow with its memory where it is: the lead's is on the heap, and the segments' storage is
             // shared, so nobody writes to it while this handle lives.
             match unsafe { comm.isend(chunk, to, tag) } {
@@ -124,7 +144,7 @@ impl Outgoing {
                 }
             }
             self.sent[to as usize] += 1;
-            doorbells.ring(to);
+            bells.ring(to);
         }
         self.flowing.push(Flow { _large: large, requests });
         Ok(())
@@ -171,10 +191,8 @@ impl Outgoing {
                 break;
             }
             moved = true;
-            if let Some((_, buffer)) = self.small.pop_front()
-                && self.spare.len() < SPARE_BUFFERS
-            {
-                self.spare.push(buffer);
+            if let Some((_, buffer)) = self.small.pop_front() {
+                self.keep(buffer);
             }
         }
         Ok(moved)

@@ -1,8 +1,11 @@
 //! The page of doorbells that the ranks of a node share.
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{PoisonError, RwLock, TryLockError};
+use std::sync::atomic::{
+    AtomicBool, AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
+use std::sync::{Arc, PoisonError, RwLock, TryLockError};
 use std::time::Duration;
 
 use ::mpi::ffi;
@@ -10,8 +13,17 @@ use ::mpi::ffi;
 use super::call::{Handle, mpi_call};
 use super::comm::Comm;
 use super::futex::Futex;
+use super::mailbox::Mailbox;
 use crate::Result;
 use crate::transport::doorbell::{Sleeper, Slot};
+
+/// One rank's part of the page. All zeros is a valid start.
+#[derive(Debug, Default)]
+#[repr(C, align(128))]
+pub(super) struct Place {
+    bell: Slot,
+    mailbox: Mailbox,
+}
 
 /// No doorbell: the rank is on another node.
 const ELSEWHERE: u32 = u32::MAX;
@@ -24,18 +36,97 @@ pub(super) struct Doorbells {
     /// Set when the end waits for uses to stop: from then on there are no new ones.
     ending: AtomicBool,
     /// For each rank its slot in the page.
-    slots: Vec<u32>,
+    slots: Arc<[u32]>,
     own: usize,
+    /// Whether all ranks are on this node, and count what they send.
+    all_count: bool,
+    /// Messages taken out of this rank's mailbox so far.
+    read: Arc<AtomicU64>,
     sleeper: Sleeper,
+}
+
+/// The page as the engine sees it: without its lock, since the end frees the page only after it has taken the engine.
+#[derive(Debug)]
+pub(super) struct Bells {
+    /// `None` if there is nobody else on this node.
+    first: Option<Handle<NonNull<Place>>>,
+    slots: Arc<[u32]>,
+    own: usize,
+    read: Arc<AtomicU64>,
+    /// Whether all ranks are on this node, and count what they send.
+    all_count: bool,
+}
+
+impl Bells {
+    fn at(&self, place: usize) -> Option<&Place> {
+        // SAFETY: the page has as many places as there are ranks on this node, which `slots` and `own` number. It outlives the engine that has this.
+        self.first.map(|first| unsafe { first.0.add(place).as_ref() })
+    }
+
+    fn place(&self, rank: u32) -> Option<&Place> {
+        let place = self.slots[rank as usize];
+        if place == ELSEWHERE { None } else { self.at(place as usize) }
+    }
+
+    /// Whether MPI has nothing on the way to this rank, as far as that can be known.
+    pub(super) fn has_nothing_posted(&self) -> bool {
+        self.all_count && self.at(self.own).is_some_and(|own| !own.bell.has_more())
+    }
+
+    /// Whether this rank's mailbox holds messages.
+    pub(super) fn has_mail(&self) -> bool {
+        self.at(self.own).is_some_and(|own| own.mailbox.holds(self.read.load(Relaxed)))
+    }
+
+    /// Announces a message to a rank, if it is on this node, before it is sent by MPI.
+    pub(super) fn post(&self, to: u32) {
+        if let Some(place) = self.place(to) {
+            place.bell.post();
+        }
+    }
+
+    /// Wakes that rank, if need be, after the message was sent.
+    pub(super) fn ring(&self, to: u32) {
+        if let Some(place) = self.place(to) {
+            place.bell.ring(&Futex);
+        }
+    }
+
+    /// Puts a message into the mailbox of a rank, if it is on this node and there is room, and wakes it if need be.
+    pub(super) fn mail(&self, from: u32, to: u32, message: &[u8]) -> bool {
+        let Some(Place { bell, mailbox }) = self.place(to) else {
+            return false;
+        };
+        let Some(place) = mailbox.put(from, message) else { return false };
+        bell.ring_if(&Futex, || mailbox.holds(place));
+        true
+    }
+
+    /// Hands the oldest message of this rank's mailbox to `f`, if there is one. Only the holder of the engine may.
+    pub(super) fn read<R>(&self, f: impl FnOnce(u32, &[u8]) -> R) -> Option<R> {
+        let place = self.read.load(Relaxed);
+        let result = self.at(self.own)?.mailbox.take(place, f)?;
+        self.read.store(place + 1, SeqCst);
+        Some(result)
+    }
+
+    /// Counts a message that was received by MPI.
+    pub(super) fn took(&self, from: u32) {
+        if self.slots[from as usize] != ELSEWHERE
+            && let Some(own) = self.at(self.own)
+        {
+            own.bell.took();
+        }
+    }
 }
 
 #[derive(Debug)]
 enum Page {
     /// A node with one rank needs no shared memory.
-    Private(Box<Slot>),
+    Private(Box<Place>),
     /// Memory of an MPI window, with its communicator.
     Shared {
-        first: Handle<NonNull<Slot>>,
+        first: Handle<NonNull<Place>>,
         len: usize,
         window: Handle<ffi::MPI_Win>,
         node: Comm,
@@ -43,12 +134,15 @@ enum Page {
 }
 
 impl Page {
-    fn slots(&self) -> &[Slot] {
+    fn place(&self, place: usize) -> &Place {
         match self {
-            Page::Private(slot) => std::slice::from_ref(slot),
-            // SAFETY: the window holds `len` aligned slots, zeroed before anyone used them, and lives until `free` takes the page.
-            // Slots are atomics only, so other processes may write to them.
-            Page::Shared { first, len, .. } => unsafe { std::slice::from_raw_parts(first.0.as_ptr(), *len) },
+            Page::Private(place) => place,
+            Page::Shared { first, len, .. } => {
+                assert!(place < *len, "a rank of this node");
+                // SAFETY: the window holds `len` aligned places, zeroed before anyone used them, and lives until `free` takes the page.
+                // Places are atomics, and bytes that these guard, so other processes may write to them.
+                unsafe { first.0.add(place).as_ref() }
+            }
         }
     }
 
@@ -59,8 +153,8 @@ impl Page {
             node.free()?;
             return Ok(Page::Private(Box::default()));
         }
-        // One slot more than needed leaves room to align the first. Only the node's first rank gives memory.
-        let bytes = if node.rank == 0 { (len + 1) * size_of::<Slot>() } else { 0 };
+        // One place more than needed leaves room to align the first. Only the node's first rank gives memory.
+        let bytes = if node.rank == 0 { (len + 1) * size_of::<Place>() } else { 0 };
         let mut base: *mut u8 = std::ptr::null_mut();
         let (mut size, mut unit) = (0, 0);
         // SAFETY: all zeros is a valid start for a handle that MPI writes before anyone reads it.
@@ -79,11 +173,11 @@ impl Page {
             mpi_call!(MPI_Win_set_errhandler(window, ffi::RSMPI_ERRORS_RETURN))?;
             mpi_call!(MPI_Win_shared_query(window, 0, &mut size, &mut unit, (&raw mut base).cast()))?;
         }
-        // A mapping starts at a page on every rank, so all align to the same slot.
-        let aligned = base.wrapping_add(base.align_offset(align_of::<Slot>())).cast::<Slot>();
+        // A mapping starts at a page on every rank, so all align to the same place.
+        let aligned = base.wrapping_add(base.align_offset(align_of::<Place>())).cast::<Place>();
         let first = NonNull::new(aligned).ok_or_else(|| no_memory(size))?;
         if node.rank == 0 {
-            // SAFETY: the memory holds `len` slots from here on, and the barrier below keeps others off until it is zeroed.
+            // SAFETY: the memory holds `len` places from here on, and the barrier below keeps others off until it is zeroed.
             unsafe { first.as_ptr().write_bytes(0, len) };
         }
         node.barrier()?;
@@ -136,16 +230,22 @@ impl Doorbells {
             Doorbells {
                 page,
                 ending: AtomicBool::new(false),
-                slots,
+                all_count: !slots.contains(&ELSEWHERE),
+                slots: slots.into(),
                 own,
+                read: Arc::default(),
                 sleeper: Sleeper::default(),
             },
             ranks,
         ))
     }
 
+    fn has_mail(&self, own: &Place) -> bool {
+        own.mailbox.holds(self.read.load(Relaxed))
+    }
+
     /// `None` after the end.
-    fn with<T>(&self, operation: impl FnOnce(&[Slot]) -> T) -> Option<T> {
+    fn with_own<T>(&self, operation: impl FnOnce(&Place) -> T) -> Option<T> {
         if self.ending.load(SeqCst) {
             return None;
         }
@@ -153,43 +253,73 @@ impl Doorbells {
             .read()
             .unwrap_or_else(PoisonError::into_inner)
             .as_ref()
-            .map(|page| operation(page.slots()))
+            .map(|page| operation(page.place(self.own)))
     }
 
-    /// Tells a rank, if it is on this node, of a message that was sent to it.
-    pub(super) fn ring(&self, to: u32) {
-        let slot = self.slots[to as usize];
-        if slot != ELSEWHERE {
-            self.with(|slots| slots[slot as usize].ring(&Futex));
+    /// A message from this rank to itself, which `send` leaves where it is found.
+    pub(super) fn to_myself(&self, send: impl FnOnce()) {
+        self.with_own(|own| own.bell.post());
+        send();
+        self.with_own(|own| own.bell.ring(&Futex));
+    }
+
+    /// Counts a message of this rank to itself as received.
+    pub(super) fn took_mine(&self) {
+        self.with_own(|own| own.bell.took());
+    }
+
+    /// The page for the engine, which uses it with each message and needs no lock for that.
+    pub(super) fn bells(&self) -> Bells {
+        let page = self.page.read().unwrap_or_else(PoisonError::into_inner);
+        let first = match page.as_ref() {
+            Some(Page::Shared { first, .. }) => Some(*first),
+            _ => None,
+        };
+        Bells {
+            first,
+            slots: Arc::clone(&self.slots),
+            own: self.own,
+            read: Arc::clone(&self.read),
+            all_count: first.is_some() && self.all_count,
         }
     }
 
-    /// Counts a message that was received.
-    pub(super) fn took(&self, from: u32) {
-        if self.slots[from as usize] != ELSEWHERE {
-            self.sleeper.took();
-        }
+    /// Looks so many times, one apart, until something was sent to this rank or `stop`; once if not all ranks are on this node.
+    pub(super) fn spin(&self, looks: u32, stop: impl Fn() -> bool) {
+        let looks = if self.all_count { looks } else { 1 };
+        self.with_own(|own| {
+            for _ in 0..looks {
+                std::hint::spin_loop();
+                if self.has_mail(own) || own.bell.has_more() || stop() {
+                    break;
+                }
+            }
+        });
     }
 
     pub(super) fn sleep(&self, limit: Duration) {
         // After the end nobody rings.
-        if self.with(|slots| self.sleeper.sleep(&slots[self.own], &Futex, limit)).is_none() {
+        if self
+            .with_own(|own| self.sleeper.sleep(&own.bell, &Futex, limit, || self.has_mail(own)))
+            .is_none()
+        {
             std::thread::sleep(limit.min(Duration::from_millis(1)));
         }
     }
 
     pub(super) fn doze(&self, limit: Duration) {
-        if self.with(|slots| self.sleeper.doze(&slots[self.own], &Futex, limit)).is_none() {
+        if self.with_own(|own| self.sleeper.doze(&own.bell, &Futex, limit)).is_none() {
             std::thread::sleep(limit.min(Duration::from_millis(1)));
         }
     }
 
     pub(super) fn set_away(&self, away: bool) -> bool {
-        self.with(|slots| self.sleeper.set_away(&slots[self.own], away)).unwrap_or(false)
+        self.with_own(|own| self.sleeper.set_away(&own.bell, away, || self.has_mail(own)))
+            .unwrap_or(false)
     }
 
     pub(super) fn wake(&self) {
-        self.with(|slots| self.sleeper.wake(&slots[self.own], &Futex));
+        self.with_own(|own| self.sleeper.wake(&own.bell, &Futex));
     }
 
     /// Wakes those who sleep, waits until they have left, and frees the page. Collective over the node.
@@ -198,7 +328,7 @@ impl Doorbells {
         loop {
             // One who was not asleep yet at the last wake may be by now.
             if let Some(page) = self.page.read().unwrap_or_else(PoisonError::into_inner).as_ref() {
-                self.sleeper.wake(&page.slots()[self.own], &Futex);
+                self.sleeper.wake(&page.place(self.own).bell, &Futex);
             }
             let mut page = match self.page.try_write() {
                 Ok(page) => page,

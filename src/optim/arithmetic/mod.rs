@@ -1,37 +1,26 @@
 //! The arithmetic that the rules share: one order of operations, no fused multiply-add, no platform libm.
 //!
-//! The passes are the only loops of the elementwise rules. Each hands the old value of an element to a closure and stores
-//! what it returns, so how elements are visited (vectors, threads, another destination) is decided here alone.
+//! The passes are the only loops of the elementwise rules; mostly a rule calls them through its [`StateView`](super::StateView). Each hands the old value
+//! of an element to a closure and stores what it returns. They and the sums are compiled for several instruction sets, of which the best one that the processor has runs; the bits are the same on all.
+
+mod instructions;
+mod pass;
+mod sums;
 
 use super::Float;
 
-/// One pass over parameters and gradients.
-pub fn pass0<T: Float>(p: &mut [T], g: &[T], update: impl Fn(T, T) -> T) {
-    for (p, &g) in p.iter_mut().zip(g) {
-        *p = update(*p, g);
-    }
-}
+/// Elements that go through several passes while they are in the second-level cache; whole blocks, so that sums go on from one to the next.
+pub(super) const PIECE: usize = 4 * BLOCK;
 
-/// One pass over parameters, gradients and one state array.
-pub fn pass1<T: Float>(p: &mut [T], g: &[T], a: &mut [T], update: impl Fn(T, T, &mut T) -> T) {
-    for ((p, &g), a) in p.iter_mut().zip(g).zip(a) {
-        *p = update(*p, g, a);
-    }
-}
-
-/// One pass over parameters, gradients and two state arrays.
-pub fn pass2<T: Float>(p: &mut [T], g: &[T], [a, b]: [&mut [T]; 2], update: impl Fn(T, T, &mut T, &mut T) -> T) {
-    for (((p, &g), a), b) in p.iter_mut().zip(g).zip(a).zip(b) {
-        *p = update(*p, g, a, b);
-    }
-}
-
-/// One pass over parameters, gradients and three state arrays.
-pub fn pass3<T: Float>(p: &mut [T], g: &[T], [a, b, c]: [&mut [T]; 3], update: impl Fn(T, T, &mut T, &mut T, &mut T) -> T) {
-    for ((((p, &g), a), b), c) in p.iter_mut().zip(g).zip(a).zip(b).zip(c) {
-        *p = update(*p, g, a, b, c);
-    }
-}
+pub(super) use instructions::vectorized;
+#[doc(hidden)]
+pub use instructions::{instruction_sets, limit_instructions};
+pub use pass::{pass0, pass1, pass2, pass3};
+pub(super) use pass::{square_pass0, square_pass1, square_pass2, square_pass3};
+pub(super) use sums::{
+    BLOCK, Lanes, add, add_each_square, add_squares, fold, fold_blocks, magnitude, square, sum_of_lanes, sum_squares_of_rows,
+};
+pub use sums::{sum, sum_squares};
 
 /// What many rules do to a gradient first: turn it round to maximise, and add `weight_decay * p` (an L2 penalty).
 #[derive(Debug, Clone, Copy)]
@@ -120,36 +109,6 @@ fn two_product(a: f64, b: f64) -> (f64, f64) {
     (product, ((a * b - product) + a * rest_b + rest_a * b) + rest_a * rest_b)
 }
 
-/// Elements that are summed in one go; sums of blocks are added in order.
-const BLOCK: usize = 4096;
-/// Partial sums within a block.
-const LANES: usize = 8;
-
-/// Sum of `term(0)` to `term(n - 1)` in one fixed shape: blocks of 4,096 terms, eight partial sums in each.
-pub fn sum(n: usize, term: impl Fn(usize) -> f64) -> f64 {
-    let block = |start: usize| {
-        let end = n.min(start + BLOCK);
-        let mut lanes = [0.0; LANES];
-        let whole = end - (end - start) % LANES;
-        for i in (start..whole).step_by(LANES) {
-            for (lane, k) in lanes.iter_mut().zip(0..LANES) {
-                *lane += term(i + k);
-            }
-        }
-        for (lane, i) in lanes.iter_mut().zip(whole..end) {
-            *lane += term(i);
-        }
-        let [a, b, c, d, e, f, g, h] = lanes;
-        ((a + b) + (c + d)) + ((e + f) + (g + h))
-    };
-    (0..n).step_by(BLOCK).map(block).fold(0.0, |sum, block| sum + block)
-}
-
-/// Sum of squares in `f64`, in the shape of [`sum`].
-pub fn sum_squares<T: Float>(x: &[T]) -> f64 {
-    sum(x.len(), |i| x[i].wide() * x[i].wide())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -171,16 +130,6 @@ mod tests {
         assert_eq!(lerp(3.0, 7.0, 0.0), 3.0);
         assert_eq!(lerp(3.0, 7.0, 1.0), 7.0);
         assert_eq!(lerp(1e300f64, 1.0, 1.0), 1.0);
-    }
-
-    #[test]
-    fn sums_of_squares_have_one_shape() {
-        let x: Vec<f64> = (0..10_001).map(|i| f64::from(i) * 0.1).collect();
-        let whole = sum_squares(&x);
-        let blocks: f64 = x.chunks(BLOCK).map(sum_squares).fold(0.0, |a, b| a + b);
-        assert_eq!(whole, blocks);
-        assert_eq!(sum_squares(&[3.0f32, 4.0]), 25.0);
-        assert_eq!(sum_squares::<f64>(&[]), 0.0);
     }
 
     #[test]

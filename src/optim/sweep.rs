@@ -1,0 +1,94 @@
+//! One update of one parameter in a single pass over memory: a piece at a time goes through all that is done to it, so that it is fetched once.
+
+use std::sync::OnceLock;
+
+use smallvec::{SmallVec, smallvec};
+
+use super::arithmetic::{BLOCK, PIECE};
+use super::view::After;
+use super::{Float, Norm, StateView, threads};
+
+/// What an update is made of.
+#[derive(Debug)]
+pub(super) struct Sweep<'a, T> {
+    /// The values to update.
+    pub p: &'a mut [T],
+    /// Where the values are, if not in `p` yet.
+    pub old: Option<&'a [T]>,
+    pub g: &'a [T],
+    pub state: StateView<'a, T>,
+    /// The norm of the gradient that is asked for.
+    pub norm: Option<Norm>,
+}
+
+impl<T: Float> Sweep<'_, T> {
+    /// Runs `update` on all elements, in pieces if it is `elementwise`; returns the norm that was asked for. Pieces of a large parameter go to the
+    /// threads of the pool; bits don't depend on it.
+    ///
+    /// # Errors
+    /// The first that `update` gives; some elements may be updated then.
+    pub(super) fn run(
+        self,
+        elementwise: bool,
+        update: impl Fn(&mut [T], &[T], &mut StateView<'_, T>) -> Result<(), String> + Sync,
+    ) -> Result<(Option<f64>, After), String> {
+        let Self { p, old, g, state, norm } = self;
+        let len = p.len();
+        let in_pieces = elementwise && len > PIECE && g.len() == len && state.is_of_len(len);
+        let mut blocks: SmallVec<[f64; PIECE / BLOCK]> = smallvec![0.0; norm.map_or(0, |_| len.div_ceil(BLOCK))];
+        let after = if in_pieces {
+            let (after, failed) = (OnceLock::new(), OnceLock::new());
+            let (mut olds, mut blocks) = (old.map(|old| old.chunks(PIECE)), blocks.chunks_mut(PIECE / BLOCK));
+            let pieces = p
+                .chunks_mut(PIECE)
+                .zip(g.chunks(PIECE))
+                .zip(state.pieces(PIECE))
+                .map(|((p, g), state)| {
+                    let old = olds.as_mut().and_then(Iterator::next);
+                    (p, old, g, state, blocks.next().unwrap_or_default())
+                });
+            threads::for_each(pieces, len, |(p, old, g, state, blocks)| {
+                if failed.get().is_some() {
+                    return;
+                }
+                match piece(&update, p, old, g, state, norm, blocks) {
+                    Ok(state) => drop(after.set(state)),
+                    Err(message) => drop(failed.set(message)),
+                }
+            });
+            match (failed.into_inner(), after.into_inner()) {
+                (None, Some(after)) => after,
+                (message, _) => return Err(message.unwrap_or_default()),
+            }
+        } else {
+            piece(&update, p, old, g, state, norm, &mut blocks)?
+        };
+        Ok((norm.map(|norm| norm.of_blocks(&blocks)), after))
+    }
+}
+
+/// Updates some elements, and puts what the norm of their gradient is made of into its blocks.
+fn piece<T: Float>(
+    update: &impl Fn(&mut [T], &[T], &mut StateView<'_, T>) -> Result<(), String>,
+    p: &mut [T],
+    old: Option<&[T]>,
+    g: &[T],
+    mut state: StateView<'_, T>,
+    norm: Option<Norm>,
+    blocks: &mut [f64],
+) -> Result<After, String> {
+    if let Some(old) = old {
+        p.copy_from_slice(old);
+    }
+    // The passes of the update compute the usual norm while they wait for memory.
+    if norm == Some(Norm::Two) && g.len() <= PIECE {
+        state.ask_for_squares(g);
+    }
+    update(p, g, &mut state)?;
+    match (norm, state.squares()) {
+        (Some(_), Some(squares)) => blocks.iter_mut().zip(squares).for_each(|(block, sum)| *block = sum),
+        (Some(norm), None) => norm.blocks(g, blocks),
+        (None, _) => {}
+    }
+    Ok(state.after())
+}
