@@ -5,9 +5,10 @@
 mod bench;
 
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use bench::{Row, Times, finish, is_quick, ranks};
+use bench::{Row, Times, finish, is_quick, placed, places, ranks};
 use mpi::Threading;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::*;
@@ -47,7 +48,19 @@ impl Rule for Busy {
     }
 }
 
+/// The owner's main may stop to compute.
+static STOP: AtomicBool = AtomicBool::new(false);
+
+/// Pauses between round trips, in microseconds.
+const GAPS: [u64; 2] = [50, 1_000];
+
 remote! {
+    fn stop(scope: &Scope) -> Result<()> {
+        let _ = scope;
+        STOP.store(true, SeqCst);
+        Ok(())
+    }
+
     fn nothing(scope: &Scope) -> Result<()> {
         let _ = scope;
         Ok(())
@@ -99,11 +112,35 @@ fn main() -> ExitCode {
     }
 }
 
-/// Round trips of so many bytes, by MPI alone.
-fn ping_pong(comm: &SimpleCommunicator, bytes: usize, rounds: usize) -> Times {
+/// Lets time pass, without sleeping where that is too coarse.
+fn pause(time: Duration) {
+    if time >= Duration::from_millis(1) {
+        return std::thread::sleep(time);
+    }
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        std::hint::spin_loop();
+    }
+}
+
+/// Arithmetic for a time.
+fn compute(time: Duration) {
+    let (end, mut x) = (Instant::now() + time, 1.0f64);
+    while Instant::now() < end {
+        for _ in 0..100 {
+            x = std::hint::black_box(x * 0.5 + 1.0);
+        }
+    }
+}
+
+/// Round trips of so many bytes, by MPI alone, after pauses.
+fn ping_pong(comm: &SimpleCommunicator, bytes: usize, rounds: usize, gap: u64) -> Times {
     let (mut buffer, other) = (vec![0u8; bytes], comm.process_at_rank(1 - comm.rank()));
     let mut times = Times::default();
     for _ in 0..rounds {
+        if comm.rank() == 0 && gap > 0 {
+            pause(Duration::from_micros(gap));
+        }
         let start = Instant::now();
         if comm.rank() == 0 {
             other.send(&buffer[..]);
@@ -121,18 +158,34 @@ fn run() -> Result<()> {
     let (universe, _) = mpi::initialize_with_threading(Threading::Multiple).ok_or_else(|| Error::user("MPI is up already"))?;
     let comm = universe.world();
     let n = if is_quick() { 2_000 } else { 20_000 };
-    ping_pong(&comm, 8, n);
-    let mut floors = [ping_pong(&comm, 8, n), ping_pong(&comm, 40, n)];
+    let places = places(&comm);
+    ping_pong(&comm, 8, n, 0);
+    let mut floors = [ping_pong(&comm, 8, n, 0), ping_pong(&comm, 40, n, 0)];
+    let mut gaps = GAPS.map(|gap| [8, 40].map(|bytes| ping_pong(&comm, bytes, n / 20, gap)));
     let world = World::builder().communicator(&comm).start()?;
     let rows = world.lead(|world| {
         let [small, frame] = &mut floors;
         let mut rows = latencies(world, n, small, frame)?;
+        rows.extend(with_gaps(world, n / 20, &mut gaps)?);
         rows.extend(exact(world, n / 4)?);
         rows.extend(large(world)?);
         rows.extend(answers_during_a_step(world, if is_quick() { 0.5 } else { 2.0 })?);
         Ok(rows)
     })?;
-    if let Some(rows) = rows {
+    let rows = match rows {
+        Some(mut rows) => {
+            let [small, frame] = &mut floors;
+            rows.extend(both_compute(&world, n / 20, small, frame)?);
+            Some(rows)
+        }
+        None => {
+            while !STOP.load(SeqCst) {
+                compute(Duration::from_millis(1));
+            }
+            None
+        }
+    };
+    if let Some(rows) = rows.map(|rows| placed(rows, &places)) {
         finish("step", &rows).map_err(|e| Error::user(format!("bench/step.json: {e}")))?;
     }
     world.finish()
@@ -185,6 +238,51 @@ fn latencies(world: &World, n: usize, small: &mut Times, frame: &mut Times) -> R
             ctx.release()
         })?;
     }
+    Ok(rows)
+}
+
+/// Runs `f` so many times, each after `before`.
+fn timed(n: usize, before: impl Fn(), mut f: impl FnMut() -> Result<()>) -> Result<Times> {
+    let mut times = Times::default();
+    for _ in 0..n {
+        before();
+        let start = Instant::now();
+        f()?;
+        times.push(start.elapsed());
+    }
+    Ok(times)
+}
+
+/// A scalar parameter on the other rank, with a gradient in a context.
+fn scalar(world: &World) -> Result<(DistributedOptimizer, Context)> {
+    let p = world.put(world.owner(1), vector(1, 1.0)?)?;
+    let ctx = world.context()?;
+    ctx.accumulate(&p, Gradient::Dense(vector(1, 0.5)?.data()))?;
+    Ok((DistributedOptimizer::new(world, Adam::new(1e-3), [&p])?, ctx))
+}
+
+/// Empty calls and scalar steps after pauses, against ping-pongs after the same.
+fn with_gaps(world: &World, n: usize, floors: &mut [[Times; 2]; 2]) -> Result<Vec<Row>> {
+    let (far, (optimizer, ctx)) = (world.owner(1), scalar(world)?);
+    let mut rows = Vec::new();
+    for (gap, [small, frame]) in GAPS.into_iter().zip(floors) {
+        let before = || pause(Duration::from_micros(gap));
+        let mut calls = timed(n, before, || world.call(far, nothing, ()))?;
+        rows.extend(calls.rows(&format!("call_empty_gap_{gap}_us"), frame));
+        let mut steps = timed(n, before, || optimizer.step(&ctx).map(drop))?;
+        rows.extend(steps.rows(&format!("step_scalar_adam_gap_{gap}_us"), small));
+    }
+    Ok(rows)
+}
+
+/// Empty calls and scalar steps while the owner's main computes and doesn't serve, and this one computes between them, against ping-pongs of mains
+/// that do nothing else.
+fn both_compute(world: &World, n: usize, small: &mut Times, frame: &mut Times) -> Result<Vec<Row>> {
+    let (far, (optimizer, ctx)) = (world.owner(1), scalar(world)?);
+    let before = || compute(Duration::from_micros(200));
+    let mut rows = timed(n, before, || world.call(far, nothing, ()))?.rows("call_empty_both_compute", frame);
+    rows.extend(timed(n, before, || optimizer.step(&ctx).map(drop))?.rows("step_scalar_adam_both_compute", small));
+    world.call(far, stop, ())?;
     Ok(rows)
 }
 

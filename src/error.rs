@@ -1,6 +1,9 @@
 //! One error type: what failed, on which rank, and what to do about it.
 
+mod checkpoint;
 mod nesting;
+
+pub use checkpoint::CheckpointFault;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error as ThisError;
@@ -583,6 +586,14 @@ pub enum ErrorKind {
         value: String,
         /// What would be right.
         expected: String,
+    },
+    /// A file or folder of a checkpoint.
+    #[error("checkpoint {path}: {fault}")]
+    Checkpoint {
+        /// The file or folder.
+        path: String,
+        /// What is wrong with it.
+        fault: CheckpointFault,
     },
     /// A file or the operating system.
     #[error("{operation}: {text}")]

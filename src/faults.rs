@@ -23,7 +23,7 @@ pub const KINDS: [&str; 19] = wire::KINDS;
 /// - `level=single|funneled|serialized`: MPI grants no more.
 /// - `seed=N` for what is drawn by chance.
 ///
-/// Kinds are [`KINDS`], `all`, and the places `init`, `start` and `close` in a rank's life, with the number 1. An empty text ends it.
+/// Kinds are [`KINDS`], `all`, and the places `init`, `start`, `close` and `finalize` in a rank's life, with the number 1. An empty text ends it.
 ///
 /// # Errors
 /// [`ErrorKind::Setting`](crate::ErrorKind::Setting) for a rule that can't be read.

@@ -5,11 +5,12 @@
 //! [`DistributedOptimizer`] updates each parameter on the rank that owns it. See [`World`] for a whole program.
 //!
 //! Rooms, from the ground up: [`tensor`], [`autograd`], [`optim`] know nothing of ranks; `wire`, `protocol` and [`transport`] make messages of them;
-//! `runtime`, [`rpc`] and [`dist`] make them work for a program. `docs/design.md` in the repository says why.
+//! `runtime`, [`rpc`] and [`dist`] make them work for a program; [`checkpoint`] saves it. `docs/design.md` in the repository says why.
 
 #![warn(unreachable_pub)]
 
 pub mod autograd;
+pub mod checkpoint;
 pub mod config;
 pub mod dist;
 mod error;
@@ -26,21 +27,23 @@ mod runtime;
 #[cfg(any(test, feature = "sim"))]
 #[doc(hidden)]
 pub mod sim;
+mod spare;
 mod sync;
 pub mod tensor;
 pub mod transport;
 mod wire;
 mod world;
 
+pub use checkpoint::Checkpoint;
 pub use dist::{BackwardOptions, Context, DistributedLbfgs, DistributedOptimizer, Mode, ParameterCalls, StepReport};
-pub use error::{Error, ErrorKind, OwnerFailure, Result};
+pub use error::{CheckpointFault, Error, ErrorKind, OwnerFailure, Result};
 pub use protocol::{ContextId, OptimizerId, RefId, ValueId};
 #[cfg(feature = "cuda")]
 pub use rankgrad_cuda as cuda;
 pub use rpc::{Calls, Future, Scope};
 pub use rref::{Fetch, RRef};
 pub use tensor::Tensor;
-pub use world::{Builder, World, local};
+pub use world::{Builder, REQUEUE, Signal, World, local};
 
 /// The programs in the README, compiled and run.
 #[cfg(doctest)]

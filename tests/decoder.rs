@@ -107,7 +107,10 @@ fn all_kinds(world: &World) -> Result<()> {
         for mode in [Mode::Exact, Mode::Fast] {
             let ctx = world.context()?;
             let rows = ctx.call(2, looked_up, (&table, Tensor::from_vec(vec![1i64, 4], [2])?))?;
-            let y = ctx.call(1, scaled, (rows, &w))?;
+            let mut y = ctx.call(1, scaled, (rows, &w))?;
+            for _ in 0..12 {
+                y = ctx.call(1, scaled, (y, &w))?; // so many that a backward has to ask what takes part
+            }
             let y = ctx.call(2, slow, (y,))?;
             ctx.backward_with(
                 &[y.sum()?],

@@ -1,68 +1,158 @@
 //! What the benches share: launching themselves, rows, the table and the file.
 
+#![allow(dead_code, reason = "each bench uses a part")]
+
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use serde::Serialize;
+use mpi::topology::SimpleCommunicator;
+use mpi::traits::*;
+use serde::{Deserialize, Serialize};
 
 /// The variable by which a rank knows that it is one.
 const RANK: &str = "BENCH_RANK";
 
+/// The variable that names the file in which the ranks of a part leave their rows.
+const ROWS: &str = "BENCH_ROWS";
+
+/// Where a rank runs.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Place {
+    /// The rank.
+    pub rank: i32,
+    /// Its process.
+    pub pid: u32,
+    /// The cores that it may use, as the kernel lists them.
+    pub cores: String,
+}
+
 /// A figure, and the floor that it is measured against in the same run.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Row {
     /// What was measured.
     pub name: String,
     /// The figure.
     pub value: f64,
     /// Its unit, and that of the floor.
-    pub unit: &'static str,
+    pub unit: String,
     /// What can't be beaten, or what it is compared with.
     pub floor: f64,
     /// The figure over the floor.
     pub ratio: f64,
+    /// Where the ranks ran.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ranks: Vec<Place>,
 }
 
 impl Row {
     /// A figure and its floor.
-    pub fn new(name: impl Into<String>, value: f64, unit: &'static str, floor: f64) -> Self {
-        let (name, ratio) = (name.into(), value / floor);
+    pub fn new(name: impl Into<String>, value: f64, unit: &str, floor: f64) -> Self {
         Row {
-            name,
+            name: name.into(),
             value,
-            unit,
+            unit: unit.into(),
             floor,
-            ratio,
+            ratio: value / floor,
+            ranks: Vec::new(),
         }
     }
 }
 
 /// Whether this process is one of the ranks; if not, launches them and is done.
 pub fn ranks(count: usize) -> Option<ExitCode> {
-    if std::env::var_os(RANK).is_some() {
+    if part().is_some() {
         return None;
     }
-    // `cargo test --benches` only asks whether it builds.
-    if std::env::args().any(|a| a == "--test") {
+    if is_only_built() {
         return Some(ExitCode::SUCCESS);
     }
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let program = std::env::current_exe().expect("a program has a path");
-    let mut command = Command::new(root.join("scripts/mpirun"));
-    command.arg("-n").arg(count.to_string()).arg(program).args(std::env::args().skip(1));
-    let status = command.env(RANK, "1").status();
-    match status {
-        Ok(status) if status.success() => Some(ExitCode::SUCCESS),
-        Ok(status) => {
-            eprintln!("the ranks ended with {status}");
-            Some(ExitCode::FAILURE)
-        }
+    match launch(count, "1", None) {
+        Ok(()) => Some(ExitCode::SUCCESS),
         Err(e) => {
-            eprintln!("scripts/mpirun: {e}");
+            eprintln!("{e}");
             Some(ExitCode::FAILURE)
         }
     }
+}
+
+/// The part of the bench whose rank this process is, if it is one.
+pub fn part() -> Option<String> {
+    std::env::var(RANK).ok()
+}
+
+/// Runs one part of the bench on its own ranks; the rows that its rank 0 gave to [`leave`].
+pub fn run_part(name: &str, count: usize) -> std::io::Result<Vec<Row>> {
+    let file = std::env::temp_dir().join(format!("bench-{}-{name}.json", std::process::id()));
+    let ended = launch(count, name, Some(&file));
+    let rows = std::fs::read(&file);
+    if rows.is_ok() {
+        std::fs::remove_file(&file)?;
+    }
+    ended?;
+    Ok(serde_json::from_slice(&rows?)?)
+}
+
+/// Gives the rows of this part to the process that launched it.
+pub fn leave(rows: &[Row]) -> std::io::Result<()> {
+    match std::env::var_os(ROWS) {
+        Some(file) => std::fs::write(file, serde_json::to_vec(rows)?),
+        None => Err(std::io::Error::other("not launched as a part")),
+    }
+}
+
+/// Ranks are bound to a core each, if there are enough: one rank's threads then share it.
+fn launch(count: usize, part: &str, rows: Option<&Path>) -> std::io::Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut command = Command::new(root.join("scripts/mpirun"));
+    if count <= std::thread::available_parallelism()?.get() {
+        command.args(["--bind-to", "core"]);
+    }
+    command.arg("-n").arg(count.to_string());
+    command.arg(std::env::current_exe()?).args(std::env::args().skip(1)).env(RANK, part);
+    command.envs(rows.map(|file| (ROWS, file)));
+    match command.status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(std::io::Error::other(format!("the ranks ended with {status}"))),
+        Err(e) => Err(std::io::Error::other(format!("scripts/mpirun: {e}"))),
+    }
+}
+
+/// Where all ranks run, in their order. Collective.
+pub fn places(comm: &SimpleCommunicator) -> Vec<Place> {
+    const LONGEST: usize = 60;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let cores = status
+        .lines()
+        .find_map(|l| l.strip_prefix("Cpus_allowed_list:"))
+        .unwrap_or("?")
+        .trim();
+    let mut mine = [0u8; LONGEST + 4];
+    mine[..4].copy_from_slice(&std::process::id().to_le_bytes());
+    for (to, from) in mine[4..].iter_mut().zip(cores.bytes()) {
+        *to = from;
+    }
+    let mut all = vec![0u8; mine.len() * comm.size() as usize];
+    comm.all_gather_into(&mine[..], &mut all[..]);
+    let place = |(rank, said): (usize, &[u8])| Place {
+        rank: rank as i32,
+        pid: u32::from_le_bytes([said[0], said[1], said[2], said[3]]),
+        cores: String::from_utf8_lossy(&said[4..]).trim_end_matches('\0').into(),
+    };
+    all.chunks(mine.len()).enumerate().map(place).collect()
+}
+
+/// Notes with each row where the ranks ran.
+pub fn placed(mut rows: Vec<Row>, places: &[Place]) -> Vec<Row> {
+    for row in &mut rows {
+        row.ranks = places.to_vec();
+    }
+    rows
+}
+
+/// Whether this is `cargo test --benches`, which only asks whether it builds.
+pub fn is_only_built() -> bool {
+    std::env::args().any(|a| a == "--test")
 }
 
 /// Whether a short run was asked for.
@@ -78,6 +168,11 @@ impl Times {
     /// Once more.
     pub fn push(&mut self, time: Duration) {
         self.0.push(time);
+    }
+
+    /// All of `others` too.
+    pub fn append(&mut self, mut others: Times) {
+        self.0.append(&mut others.0);
     }
 
     /// The time below which a share of them lies, in microseconds.

@@ -1,15 +1,16 @@
 //! Each rule on 16,000,000 elements.
 
 use std::hint::black_box;
+use std::marker::PhantomData;
 
 use ndarray::{Array2, LinalgScalar};
 use rankgrad::Result;
 use rankgrad::optim::*;
-use rankgrad::tensor::{DType, Tensor};
+use rankgrad::tensor::{DType, Data, Tensor};
 
 use crate::Best;
 use crate::bench::{Row, is_quick};
-use crate::floors::{Arrays, slices};
+use crate::floors::{Arrays, Lent, bytes, lend};
 
 /// Bytes of the first-level cache that a block takes.
 const BLOCK_BYTES: usize = 24 << 10;
@@ -44,10 +45,10 @@ pub fn rows() -> Result<Vec<Row>> {
         "rmsprop_centered_momentum": RmsProp::new(1e-3).momentum(0.9).centered(true);
         "rprop": Rprop::new(1e-3);
     }
-    rows.push(passes::<_, f32>("lamb", Lamb::new(1e-3), lamb)?);
-    rows.push(passes::<_, f64>("lamb", Lamb::new(1e-3), lamb)?);
-    rows.push(passes::<_, f32>("adafactor", Adafactor::new(1e-3), adafactor)?);
-    rows.push(passes::<_, f64>("adafactor", Adafactor::new(1e-3), adafactor)?);
+    rows.push(passes::<_, f32>("lamb", Lamb::new(1e-3), lamb::<f32>)?);
+    rows.push(passes::<_, f64>("lamb", Lamb::new(1e-3), lamb::<f64>)?);
+    rows.push(passes::<_, f32>("adafactor", Adafactor::new(1e-3), adafactor::<f32>)?);
+    rows.push(passes::<_, f64>("adafactor", Adafactor::new(1e-3), adafactor::<f64>)?);
     rows.push(muon::<f32>()?);
     rows.push(muon::<f64>()?);
     Ok(rows)
@@ -62,12 +63,11 @@ fn rounds() -> usize {
     if is_quick() { 6 } else { 15 }
 }
 
-/// Steps of an optimizer over one parameter.
-fn stepper<R: Rule, T: Float>(rule: R, shape: [usize; 2]) -> Result<impl FnMut() -> Result<()>> {
+/// An optimizer over one parameter, and its gradient.
+fn optimizer<R: Rule, T: Float>(rule: R, shape: [usize; 2]) -> Result<(Optimizer, Data)> {
     let filled = |x: f64| Tensor::from_vec(vec![T::of(x); shape[0] * shape[1]], shape);
-    let (p, gradient) = (filled(1.0)?.parameter()?, filled(0.5)?.data());
-    let mut optimizer = Optimizer::new(rule, vec![p])?;
-    Ok(move || optimizer.step_one(0, gradient.clone().into()).map(drop))
+    let p = filled(1.0)?.parameter()?;
+    Ok((Optimizer::new(rule, vec![p])?, filled(0.5)?.data()))
 }
 
 /// Seconds an element of a rule on a block that stays in the first-level cache, without what an update costs whatever its size.
@@ -132,49 +132,53 @@ fn update<R: Rule, T: Float>(rule: &R, arrays: &mut Arrays<T>, n: usize, step: f
 
 /// A rule of one pass: bytes a second, against the slower of streaming them and of the arithmetic alone.
 fn elementwise<R: Rule, T: Float>(name: &str, rule: R) -> Result<Row> {
-    let shape = [side(), side()];
-    let n = side() * side();
-    let mut step = stepper::<R, T>(rule.clone(), shape)?;
-    let states = rule.arrays(&shape).len();
-    let mut cache = InCache::<R, T>::new(rule);
-    let mut arrays = Arrays::<T>::new(n, states);
-    for _ in 0..7 {
-        step()?; // allocates; and RAdam's first steps are cheaper
-    }
-    let (mut best, mut stream) = (Best::default(), Best::default());
-    for _ in 0..rounds() {
-        best.time(&mut step)?;
-        stream.time(|| arrays.stream());
-        cache.round();
-    }
-    let rate = |seconds: f64| Arrays::<T>::bytes(states) as f64 * n as f64 / seconds / 1e9;
-    let floor = f64::min(rate(stream.seconds()), rate(cache.seconds() * n as f64));
-    let bound = if floor < rate(stream.seconds()) { "arithmetic" } else { "memory" };
-    Ok(Row::new(
-        format!("{name}_{}_{bound}", T::DTYPE),
-        rate(best.seconds()),
+    let states = rule.arrays(&[side(), side()]).len();
+    against(
+        name,
+        rule,
+        Lent::stream::<T>,
         "GB/s",
-        floor,
-    ))
+        bytes::<T>(states) as f64 / 1e9,
+        PhantomData::<T>,
+    )
 }
 
 /// A rule of several passes: elements a second, against the slower of loops over as much memory and of the arithmetic alone.
-fn passes<R: Rule, T: Float>(name: &str, rule: R, floor: impl Fn(&mut Arrays<T>)) -> Result<Row> {
+fn passes<R: Rule, T: Float>(name: &str, rule: R, floor: impl Fn(&mut Lent)) -> Result<Row> {
+    against(name, rule, floor, "M/s", 1e-6, PhantomData::<T>)
+}
+
+fn against<R: Rule, T: Float>(
+    name: &str,
+    rule: R,
+    floor: impl Fn(&mut Lent),
+    unit: &'static str,
+    scale: f64,
+    _: PhantomData<T>,
+) -> Result<Row> {
     let n = side() * side();
-    let mut step = stepper::<R, T>(rule.clone(), [side(), side()])?;
+    let (mut optimizer, gradient) = optimizer::<R, T>(rule.clone(), [side(), side()])?;
     let mut cache = InCache::<R, T>::new(rule);
-    let mut arrays = Arrays::<T>::new(n, 2);
-    step()?;
+    for _ in 0..7 {
+        optimizer.step_one(0, gradient.clone().into())?; // allocates; and RAdam's first steps are cheaper
+    }
     let (mut best, mut loops) = (Best::default(), Best::default());
     for _ in 0..rounds() {
-        best.time(&mut step)?;
-        loops.time(|| floor(&mut arrays));
+        best.time(|| optimizer.step_one(0, gradient.clone().into()))?;
+        lend(&mut optimizer, std::slice::from_ref(&gradient), |memory| {
+            loops.time(|| memory.iter_mut().for_each(&floor))
+        })?;
         cache.round();
     }
-    let rate = |seconds: f64| n as f64 / seconds / 1e6;
-    let floor = f64::min(rate(loops.seconds()), 1e-6 / cache.seconds());
-    let bound = if floor < rate(loops.seconds()) { "arithmetic" } else { "memory" };
-    Ok(Row::new(format!("{name}_{}_{bound}", T::DTYPE), rate(best.seconds()), "M/s", floor))
+    let rate = |seconds: f64| scale * n as f64 / seconds;
+    let (memory, arithmetic) = (rate(loops.seconds()), rate(cache.seconds() * n as f64));
+    let bound = if arithmetic < memory { "arithmetic" } else { "memory" };
+    Ok(Row::new(
+        format!("{name}_{}_{bound}", T::DTYPE),
+        rate(best.seconds()),
+        unit,
+        f64::min(memory, arithmetic),
+    ))
 }
 
 /// A sum in parts, so that additions don't wait for each other.
@@ -187,35 +191,36 @@ fn sum<T: Float>(x: &[T]) -> T {
 }
 
 /// What LAMB must read and write: all for the averages and the two norms, then all but the gradient for the step.
-fn lamb<T: Float>(arrays: &mut Arrays<T>) {
+fn lamb<T: Float>(memory: &mut Lent) {
     let half = T::of(0.5);
-    let Arrays { p, g, states } = arrays;
-    let [m, v, _] = slices(states);
-    for (((&p, &g), m), v) in p.iter().zip(&*g).zip(&mut *m).zip(&mut *v) {
+    let (p, g, [m, v, _]) = memory.slices::<T>();
+    for (((&p, &g), m), v) in p.iter().zip(g).zip(&mut *m).zip(&mut *v) {
         *m = *m * half + (g + p);
         *v = *v * half + g;
     }
     for ((p, &m), &v) in p.iter_mut().zip(&*m).zip(&*v) {
         *p = *p * half + (m + v);
     }
-    black_box(arrays);
+    black_box(memory);
 }
 
 /// What Adafactor must read and write: the parameter for its norm, the gradient for the averages and again for the norm of the direction, both for the
 /// step.
-fn adafactor<T: Float>(arrays: &mut Arrays<T>) {
+fn adafactor<T: Float>(memory: &mut Lent) {
     let half = T::of(0.5);
-    black_box((sum(&arrays.p), sum(&arrays.g), sum(&arrays.g)));
-    for (p, &g) in arrays.p.iter_mut().zip(&arrays.g) {
+    let (p, g, _) = memory.slices::<T>();
+    black_box((sum(p), sum(g), sum(g)));
+    for (p, &g) in p.iter_mut().zip(g) {
         *p = *p * half + g;
     }
-    black_box(arrays);
+    black_box(memory);
 }
 
 /// Muon on a square matrix: seconds, against its fifteen matrix products.
 fn muon<T: Float + LinalgScalar>() -> Result<Row> {
     const N: usize = 1024;
-    let mut step = stepper::<_, T>(Muon::new(1e-3), [N, N])?;
+    let (mut optimizer, gradient) = optimizer::<_, T>(Muon::new(1e-3), [N, N])?;
+    let mut step = || optimizer.step_one(0, gradient.clone().into());
     let x = Array2::from_shape_fn((N, N), |(i, j)| T::of(((i * 7 + j * 13) % 101) as f64 * 1e-4));
     step()?;
     let (mut best, mut products) = (Best::default(), Best::default());

@@ -77,6 +77,10 @@ pub struct Settings {
     pub pin: bool,
     /// Whether parameters that are put on this rank live on its GPU (`RANKGRAD_CUDA`).
     pub cuda: bool,
+    /// Whether each rank watches the next one, so that a death ends the job whatever the launcher does about it (`RANKGRAD_WATCH`).
+    pub watch: bool,
+    /// Folder in which each rank writes its log to a file of its own; empty for standard error (`RANKGRAD_LOG_DIR`).
+    pub log_dir: String,
 }
 
 impl Default for Settings {
@@ -100,6 +104,8 @@ impl Default for Settings {
             blas_threads: 1,
             pin: true,
             cuda: false,
+            watch: true,
+            log_dir: String::new(),
         }
     }
 }

@@ -27,9 +27,11 @@ enum Kind {
     Real(fn(&mut Settings) -> &mut f64, f64, f64, &'static str),
     Count(fn(&mut Settings) -> &mut usize, usize, usize),
     Bytes(fn(&mut Settings) -> &mut usize, usize, usize),
+    /// A path.
+    Path(fn(&mut Settings) -> &mut String),
 }
 
-use Kind::{Bytes, Count, Flag, Real};
+use Kind::{Bytes, Count, Flag, Path, Real};
 
 /// MPI counts are C ints, so no piece may be longer.
 const MAX_COUNT: usize = i32::MAX as usize;
@@ -42,7 +44,7 @@ const fn row(name: &'static str, field: &'static str, kind: Kind, doc: &'static 
     Setting { name, field, kind, doc }
 }
 
-static TABLE: [Setting; 18] = [
+static TABLE: [Setting; 20] = [
     row(
         "RANKGRAD_PROGRESS",
         "progress",
@@ -151,6 +153,18 @@ static TABLE: [Setting; 18] = [
         Flag(|s| &mut s.cuda),
         "Whether parameters that are put on this rank live on its GPU, and the state of their optimizers with them; needs the feature `cuda`.",
     ),
+    row(
+        "RANKGRAD_WATCH",
+        "watch",
+        Flag(|s| &mut s.watch),
+        "Whether each rank watches the next one over a connection of its own, so that a death ends the job whatever the launcher does about it.",
+    ),
+    row(
+        "RANKGRAD_LOG_DIR",
+        "log_dir",
+        Path(|s| &mut s.log_dir),
+        "Folder in which each rank writes its log to a file of its own, `rank-N.log`; made if it isn't there.",
+    ),
 ];
 
 /// Every setting there is, in the order of the documentation. Local; blocks on nothing.
@@ -192,6 +206,7 @@ impl Setting {
             Real(at, ..) => at(settings).to_string(),
             Count(at, ..) => at(settings).to_string(),
             Bytes(at, ..) => bytes_text(*at(settings)),
+            Path(at) => at(settings).clone(),
         }
     }
 
@@ -201,6 +216,7 @@ impl Setting {
             Kind::Progress(_) => "auto, shared or dedicated".to_owned(),
             Flag(_) => "true or false".to_owned(),
             Real(_, min, max, unit) => format!("{min} to {max} {unit}"),
+            Path(_) => "a path; empty for none".to_owned(),
             Count(_, min, max) => format!("{min} to {max}"),
             Bytes(_, min, MAX) => format!("at least {} (bytes)", bytes_text(min)),
             Bytes(_, min, max) => format!("{} to {} (bytes)", bytes_text(min), bytes_text(max)),
@@ -216,6 +232,7 @@ impl Setting {
             Real(at, ..) => put(at(settings), f64::from_str(text).ok()),
             Count(at, ..) => put(at(settings), usize::from_str(text).ok()),
             Bytes(at, ..) => put(at(settings), bytes(text)),
+            Path(at) => put(at(settings), Some(text.to_owned())),
         };
         if read && self.within(settings) {
             Ok(())
@@ -235,7 +252,7 @@ impl Setting {
 
     fn within(&self, settings: &mut Settings) -> bool {
         match self.kind {
-            Kind::Progress(_) | Flag(_) => true,
+            Kind::Progress(_) | Flag(_) | Path(_) => true,
             Real(at, min, max, _) => (min..=max).contains(at(settings)),
             Count(at, min, max) | Bytes(at, min, max) => (min..=max).contains(at(settings)),
         }

@@ -68,7 +68,7 @@ fn each_variable_sets_its_field() {
     for s in settings() {
         let value = match s.name() {
             "RANKGRAD_PROGRESS" => "dedicated",
-            "RANKGRAD_PIN" => "off",
+            "RANKGRAD_PIN" | "RANKGRAD_WATCH" => "off",
             "RANKGRAD_CUDA" => "on",
             _ => "2048",
         };

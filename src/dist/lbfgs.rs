@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use super::context::Context;
 use super::optimizer::ask::{Asking, ask, collect, gather};
 use super::tables::Tables;
-use crate::optim::{Ask, Direction, Driver, Gathered, Lbfgs, LbfgsReport, Part, Slope, Vectors, add};
+use crate::optim::{Ask, Direction, Driver, DriverState, Gathered, Lbfgs, LbfgsReport, Part, Slope, Vectors, add};
 use crate::protocol::ContextId;
 use crate::rpc::{Caller, Calls, On, Remote};
 use crate::rref::RRef;
@@ -106,7 +106,7 @@ struct Parts {
     caller: Caller,
     /// Ascending by owner, each with the places of its parameters in the list.
     parts: Vec<(RRef<Part>, Vec<usize>)>,
-    parameters: usize,
+    parameters: Vec<RRef<Tensor>>,
 }
 
 impl DistributedLbfgs {
@@ -150,7 +150,7 @@ impl DistributedLbfgs {
         };
         let parts = Parts {
             parts: owners.into_iter().map(make_part).collect::<Result<_>>()?,
-            parameters: parameters.len(),
+            parameters,
             caller,
         };
         parts.ask("creation", is_made, (Asking::default(), false), &())?;
@@ -183,6 +183,27 @@ impl DistributedLbfgs {
     }
 }
 
+/// For checkpoints.
+impl DistributedLbfgs {
+    pub(super) fn listed_parameters(&self) -> &[RRef<Tensor>] {
+        &self.parts.parameters
+    }
+
+    pub(super) fn driver_state(&self) -> (Lbfgs, DriverState) {
+        (self.driver.options().clone(), self.driver.state())
+    }
+
+    /// The vectors on each owner, with the places of their parameters.
+    pub(super) fn parts_of_owners(&self) -> &[(RRef<Part>, Vec<usize>)] {
+        &self.parts.parts
+    }
+
+    pub(super) fn resume(&mut self, options: Lbfgs, state: DriverState) -> Result<()> {
+        self.driver = Driver::resume(options, state)?;
+        Ok(())
+    }
+}
+
 impl Parts {
     /// Asks all owners at once.
     fn ask<A, R: DeserializeOwned>(
@@ -212,7 +233,7 @@ impl Parts {
         };
         let results = collect(asked.collect()).into_iter();
         gather(
-            &format!("{}: {what}", Lbfgs::NAME),
+            || format!("{}: {what}", Lbfgs::NAME),
             results.map(|(owner, result)| (owner, created(result))).collect(),
             applies,
         )
@@ -226,7 +247,7 @@ impl Parts {
         how: (Asking, bool),
         arguments: &impl Serialize,
     ) -> Result<Vec<R>> {
-        let mut rows: Vec<(usize, R)> = Vec::with_capacity(self.parameters);
+        let mut rows: Vec<(usize, R)> = Vec::with_capacity(self.parameters.len());
         for ((_, places), answer) in self.parts.iter().zip(self.ask(what, f, how, arguments)?) {
             rows.extend(places.iter().copied().zip(answer));
         }

@@ -8,6 +8,7 @@ mod in_backward;
 mod lbfgs;
 mod optimizer;
 mod parameters;
+mod saved;
 mod sent;
 mod tables;
 
@@ -17,10 +18,13 @@ pub use counters::Counters;
 pub(crate) use executor::Ranks;
 pub use in_backward::DistributedInBackward;
 pub use lbfgs::DistributedLbfgs;
+pub(crate) use optimizer::ask::{Answers, Asked, Asking, ask, collect, gather, without_updates};
 pub use optimizer::{
     DistributedOptimizer, NotFinite, OwnerReport, ParamGroup, ParameterRef, StepFuture, StepOptions, StepReport, StepSummary,
 };
 pub use parameters::ParameterCalls;
+pub use saved::Saveable;
+pub(crate) use saved::{OwnerPart, Staged, States};
 pub(crate) use tables::Tables;
 
 pub use crate::protocol::Mode;

@@ -85,7 +85,7 @@ impl Norm {
     /// assert_eq!(Norm::Inf.total([3.0, 4.0]), 4.0);
     /// ```
     pub fn total(self, parts: impl IntoIterator<Item = f64>) -> f64 {
-        let parts: Vec<f64> = parts.into_iter().collect();
+        let parts: smallvec::SmallVec<[f64; 8]> = parts.into_iter().collect();
         self.of_slice(&parts)
     }
 }

@@ -6,6 +6,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use super::erased::{ErasedRule, RuleOn, Taken};
 use super::{Float, Norm, ParameterReport, ParameterState, StateView};
 use crate::Result;
@@ -13,8 +15,6 @@ use crate::tensor::{DType, Gradient, Leaf, Locked};
 
 /// Parameters of more elements go by themselves.
 pub(super) const SMALL: usize = 1024;
-/// Fewer parameters do, too.
-pub(super) const FEWEST: usize = 8;
 
 /// Small parameters of one group and dtype.
 #[derive(Debug)]
@@ -190,7 +190,7 @@ impl<T: Float> Flat<T> {
             ..
         } = self;
         let count = scalar_names.len();
-        let mut locked: Vec<Option<Locked<'_>>> = Vec::with_capacity(members.len());
+        let mut locked: SmallVec<[Option<Locked<'_>>; 8]> = SmallVec::with_capacity(members.len());
         for member in members.iter() {
             let lock = member.leaf.lock();
             let report = &mut reports[member.place];

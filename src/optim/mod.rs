@@ -6,7 +6,8 @@
 //! rank. [`schedule`]s move learning rates. [`Lbfgs`] isn't such a rule, since it evaluates a closure: [`LbfgsOptimizer`].
 //!
 //! The arithmetic is one contract: a fixed order of operations, no fused multiply-add, coefficients computed once a step
-//! in `f64` without the platform's libm. Results repeat to the bit on every instruction set and number of threads
+//! in `f64` without the platform's libm. Loops run as they were compiled for the best instruction set that the processor has, and large
+//! parameters may be updated by several threads ([`ComputeThreads`]). Results repeat to the bit on every instruction set and number of threads
 //! (`scripts/bits` shows it), except Muon's, whose matrix products are the BLAS's. Those of L-BFGS have the bits of the closure.
 
 pub mod arithmetic;
@@ -34,7 +35,7 @@ mod view;
 pub use clip::{Clip, Norm};
 pub use float::Float;
 pub use in_backward::{InBackward, InBackwardOptimizers, optimizer_in_backward, optimizers_in_backward};
-pub(crate) use lbfgs::{Ask, Direction, Driver, Gathered, Part, Slope, Vectors, add};
+pub(crate) use lbfgs::{Ask, Direction, Driver, DriverState, Gathered, Part, Slope, Vectors, add};
 pub use lbfgs::{Lbfgs, LbfgsOptimizer, LbfgsReport, LbfgsStop, LineSearch};
 pub use optimizer::{Checked, Optimizer, ParameterReport};
 pub use rule::{Form, Rows, Rule, StateArray};

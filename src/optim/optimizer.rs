@@ -435,7 +435,7 @@ impl Optimizer {
                 let small = |p: &Parameter| {
                     p.group == group && p.dtype == dtype && !p.flat && p.tensor.len() <= flat::SMALL && p.leaf.device() == Device::Cpu
                 };
-                if self.parameters.iter().filter(|p| small(p)).count() < flat::FEWEST {
+                if !self.parameters.iter().any(&small) {
                     continue;
                 }
                 let mut candidates = Vec::new();

@@ -40,6 +40,11 @@ impl OptimizerSpec {
         &*self.rule
     }
 
+    /// The numbers that the rule keeps for a parameter, and their first values.
+    pub(crate) fn scalars(&self) -> &'static [(&'static str, f64)] {
+        self.rule.scalars()
+    }
+
     /// The rule of this name with these options; options that are left out have torch's defaults.
     ///
     /// # Errors

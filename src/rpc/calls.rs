@@ -17,7 +17,7 @@ use super::stored::{Stored, into_value, stored};
 use crate::autograd::grad_enabled;
 use crate::protocol::{CrossingId, Gate, Op, RefId, RequestId, Tag};
 use crate::rref::{Fetch, Handle, RRef};
-use crate::runtime::{Limit, Reply, Request, Requested, Runtime, Slot, Waiting, Windowed};
+use crate::runtime::{Limit, Reply, Request, Requested, Room, Runtime, Slot, Waiting, Windowed};
 use crate::tensor::{Data, Element, Tensor};
 use crate::wire::{self, Delivered, Encoded};
 use crate::{Error, ErrorKind, Result};
@@ -234,6 +234,11 @@ impl Call {
         self.runtime.wait(&self.slot, &self.waiting())
     }
 
+    /// As [`wait`](Self::wait), with room for a large tensor of the answer; whether that was used.
+    fn wait_into(&self, room: Room<'_>) -> (Result<Reply>, bool) {
+        self.runtime.wait_into(&self.slot, &self.waiting(), room)
+    }
+
     /// Waits until the answer is there, and leaves it; or until `stop`.
     pub(crate) fn wait_unless(&self, stop: &dyn Fn() -> bool) -> Result<()> {
         self.runtime.wait_unless(&self.slot, &self.waiting(), stop)
@@ -422,15 +427,30 @@ pub trait Calls {
 
     /// Fetches a tensor into the caller's memory: `view` has its shape and dtype. Targeted; blocks until it is there. Not recorded.
     ///
+    /// A large tensor of numbers is received straight into a view in row-major order, without a copy of ours. Then a time limit bounds when it begins to arrive:
+    /// MPI can't be stopped, so the call stays until it is there.
+    ///
     /// # Errors
-    /// [`ErrorKind::Shape`] or [`ErrorKind::DType`] if the view doesn't fit; as [`fetch`](Self::fetch).
+    /// [`ErrorKind::Shape`] or [`ErrorKind::DType`] if the view doesn't fit; as [`fetch`](Self::fetch). After another error than these two the view may have been written to.
     fn fetch_into<T: Element>(&self, rref: &RRef<Tensor>, mut view: ndarray::ArrayViewMutD<'_, T>) -> Result<()> {
         let caller = Caller {
             recorder: None,
             ..self.caller().clone()
         };
         let call = send_fetch(&caller, rref.id())?;
-        let tensor: Tensor = decode_value(call.delivered(call.wait()?)?, rref.id())?;
+        let shape = view.shape().to_vec();
+        let (reply, landed) = match view.as_slice_mut().and_then(T::bytes_mut) {
+            Some(memory) => call.wait_into(Room {
+                dtype: T::DTYPE,
+                shape: &shape,
+                memory,
+            }),
+            None => (call.wait(), false),
+        };
+        let tensor: Tensor = decode_value(call.delivered(reply?)?, rref.id())?;
+        if landed {
+            return Ok(());
+        }
         let data: Data = tensor.data();
         let source = data.view::<T>()?;
         if source.shape() != view.shape() {

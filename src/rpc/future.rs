@@ -92,7 +92,9 @@ impl<T> Future<T> {
         match self.source {
             Source::Call { call, decode } => {
                 let reply = call.wait()?;
-                decode(reply, &call)
+                let result = decode(reply, &call);
+                Slot::keep(call.slot);
+                result
             }
             Source::Chained { runtime, cell, limit } => {
                 cell.wait_unless(&runtime, limit, &|| false)?;

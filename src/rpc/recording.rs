@@ -228,9 +228,9 @@ impl Recording {
                         continue;
                     };
                     let known: Vec<CrossingId> = known.iter().copied().map(CrossingId::from_bits).collect();
-                    let mine = known.iter().filter(|id| id.rank() == self.me);
-                    mine.map(|&id| self.with_sent(id, |sent| running.mark(&sent.key, &sent.edges)).map(drop))
-                        .collect::<Result<()>>()?;
+                    for &id in known.iter().filter(|id| id.rank() == self.me) {
+                        self.with_sent(id, |sent| running.mark(&sent.key, &sent.edges))?;
+                    }
                     seed(running, roots)?;
                     flows = true;
                     output.known = Some(known);

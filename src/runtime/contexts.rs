@@ -71,7 +71,11 @@ impl Runtime {
                 .map(|((_, since), t)| self.started + since + t - self.pace.ask_after);
             let end = limit.and_then(Limit::end).into_iter().chain(lost).min();
             let until = end.map_or(next, |e| e.min(next));
-            if self.wait_until(&|| slot.is_done(), Permission::Engine(context), Some(until))? {
+            if self.wait_until(&|| slot.is_done() || self.is_lost(), Permission::Engine(context), Some(until))? {
+                if !slot.is_done() {
+                    let ranks = lock(&self.core).rank.backward_waits_for(context);
+                    self.tell_wait(&format!("a backward over ranks {ranks:?}"), start);
+                }
                 return slot.take().map_or(Ok(()), |reply| reply.map(drop));
             }
             let now = Instant::now();

@@ -40,18 +40,22 @@ impl Runtime {
     /// Serves on the main thread; runs `on_main` functions if it has their state.
     pub(super) fn serve_main(self: &Arc<Self>, done: &dyn Fn() -> bool, mut main: Option<&mut dyn Any>, what: &str) -> Result<()> {
         let ending = self.ending();
-        let mut logged = Instant::now();
+        let started = Instant::now();
+        let mut logged = started;
         // A call may come while this rank is on its way from a `lead` without a state to a `serve_with`: it waits a moment.
         let has_state = main.is_some();
         let due = |waiting: &(Instant, Todo)| has_state || ending || waiting.0.elapsed() > GRACE;
         loop {
-            let woken = || done() || self.main.is_due(due);
+            let woken = || done() || self.main.is_due(due) || self.is_lost();
             let until = (logged + Duration::from_secs(5)).min(if self.main.is_empty() {
                 logged + GRACE * 100
             } else {
                 Instant::now() + GRACE
             });
             if self.wait_until(&woken, Permission::Everything, Some(until))? {
+                if !done() && self.is_lost() {
+                    self.tell_wait(&self.missing(what), started);
+                }
                 match self.main.pop_if(due).map(|t| t.1) {
                     Some(todo) => self.run(todo, main.as_deref_mut())?,
                     None if done() => return Ok(()),
@@ -63,14 +67,15 @@ impl Runtime {
                 continue;
             }
             logged = Instant::now();
-            let missing = lock(&self.core).rank.missing_at_end();
             let level = if ending { log::Level::Warn } else { log::Level::Info };
-            log::log!(
-                level,
-                "rank {}: serving until {what}; ranks below that haven't come: {missing:?}",
-                self.rank()
-            );
+            log::log!(level, "rank {}: serving until {}", self.rank(), self.missing(what));
         }
+    }
+
+    /// What is waited for, and who is missing.
+    fn missing(&self, what: &str) -> String {
+        let missing = lock(&self.core).rank.missing_at_end();
+        format!("{what}; ranks below that haven't come: {missing:?}")
     }
 
     /// Collective end, after [`drain`](Self::drain): ends our threads and the transport.

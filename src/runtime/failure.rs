@@ -4,8 +4,13 @@ use std::any::Any;
 use std::cell::Cell;
 use std::io::Write;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::Runtime;
+use crate::transport::Loss;
+
+/// A wait is told on stderr only so far from where a death was noticed: a thousand ranks needn't all say it. The log has them all.
+const NEAR: u32 = 16;
 
 thread_local! {
     /// How many regions that catch panics this thread is in.
@@ -50,8 +55,12 @@ pub(crate) fn message(panic: &(dyn Any + Send)) -> String {
 /// Says why the job ends, in the log and on stderr: whoever reads the launcher's output must see which rank it was, also without a logger.
 pub(crate) fn last_words(rank: u32, why: &str) {
     log::error!("rank {rank}: {why}; the job is aborted");
+    say(rank, &format!("{why}; the job is aborted"));
+}
+
+fn say(rank: u32, what: &str) {
     // One write, so that the lines of several ranks don't mix.
-    let line = format!("rankgrad: rank {rank}: {why}; the job is aborted\n");
+    let line = format!("rankgrad: rank {rank}: {what}\n");
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
@@ -71,4 +80,33 @@ pub(crate) fn install_hook(runtime: &Arc<Runtime>) {
             runtime.abort("panicked");
         }
     }));
+}
+
+impl Runtime {
+    /// A rank was lost, and the transport is about to end the job.
+    pub(super) fn lose(&self, loss: &Loss) {
+        // The first one counts.
+        let _ = self.loss.set(loss.clone());
+        self.transport.wake();
+    }
+
+    /// Whether a rank was lost, so that no wait will end.
+    pub(super) fn is_lost(&self) -> bool {
+        self.loss.get().is_some()
+    }
+
+    /// Says what this thread has waited for, and leaves the rest to the transport, which ends the job.
+    pub(super) fn tell_wait(&self, what: &str, since: Instant) -> ! {
+        let told = format!("was waiting for {what}, for {:.1} s", since.elapsed().as_secs_f64());
+        match self.loss.get() {
+            Some(loss) if loss.died && loss.hops <= NEAR => {
+                log::error!("rank {}: {told}", self.rank());
+                say(self.rank(), &told);
+            }
+            _ => log::error!("rank {}: {told}", self.rank()),
+        }
+        loop {
+            std::thread::park();
+        }
+    }
 }

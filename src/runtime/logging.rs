@@ -1,12 +1,14 @@
-//! `env_logger` for programs that have no logger of their own: `[time rank level target] text` on standard error.
+//! `env_logger` for programs that have no logger of their own: `[time rank level target] text` on standard error, or in a file for each rank.
 //!
-//! The filter is `RUST_LOG`'s; without it warnings and errors are shown.
+//! The filter is `RUST_LOG`'s; without it warnings and errors are shown. `scripts/logs` puts the files of all ranks in order.
+
+mod file;
 
 use std::fmt;
 use std::io::Write;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use env_logger::{Builder, Env};
+use env_logger::{Builder, Env, Target};
 
 use crate::{ErrorKind, Result};
 
@@ -16,30 +18,37 @@ const UNKNOWN: i64 = -1;
 /// This process's rank, for the lines of the log.
 static RANK: AtomicI64 = AtomicI64::new(UNKNOWN);
 
-/// Sets up `env_logger` for this process. Local; blocks on nothing.
+/// Sets up `env_logger` for this process; with a folder, for a file in it once the rank is known. If the program has set a logger already, it keeps it, and our
+/// lines go there. Local; blocks on nothing.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Init`] if the program has set a logger already: it keeps it, and our lines go there.
-pub(crate) fn init() -> Result<()> {
-    builder().try_init().map_err(|_| {
-        ErrorKind::Init {
-            what: "env_logger can't be set up: the program has set a logger already".into(),
-            cure: "leave out `env_logger()`; the log goes to the logger that is set".into(),
-        }
-        .into()
-    })
+/// [`ErrorKind::Init`] if the folder can't be made.
+pub(crate) fn init(folder: &str) -> Result<()> {
+    let mut builder = builder();
+    if !folder.is_empty() {
+        let pages = file::in_folder(folder).map_err(|e| ErrorKind::Init {
+            what: format!("the folder for logs, {folder}, can't be made: {e}"),
+            cure: "set RANKGRAD_LOG_DIR to a folder that every rank may write to".into(),
+        })?;
+        builder.target(Target::Pipe(Box::new(pages)));
+    }
+    if builder.try_init().is_err() {
+        log::debug!("env_logger was not set up: the program has set a logger already");
+    }
+    Ok(())
 }
 
 /// Tells the log which rank this process is; lines before that say `rank ?`.
 pub(crate) fn set_rank(rank: u32) {
     RANK.store(rank.into(), Ordering::Relaxed);
+    file::open(rank);
 }
 
 fn builder() -> Builder {
     let mut builder = Builder::from_env(Env::default().default_filter_or("warn"));
     builder.format(|out, record| {
-        let (time, rank) = (out.timestamp_millis(), Rank(RANK.load(Ordering::Relaxed)));
+        let (time, rank) = (out.timestamp_micros(), Rank(RANK.load(Ordering::Relaxed)));
         writeln!(out, "[{time} {rank} {} {}] {}", record.level(), record.target(), record.args())
     });
     builder
@@ -61,7 +70,6 @@ impl fmt::Display for Rank {
 mod tests {
     use std::sync::{Arc, Mutex};
 
-    use env_logger::Target;
     use log::{Level, Log, Record};
 
     use super::*;
@@ -87,7 +95,7 @@ mod tests {
 
     /// One test, for the rank and the logger belong to the process.
     #[test]
-    fn lines_have_time_rank_level_and_target_and_a_second_logger_is_an_error() {
+    fn lines_have_time_rank_level_and_target_and_a_second_logger_leaves_the_first() {
         let page = Page::default();
         let logger = builder().target(Target::Pipe(Box::new(page.clone()))).build();
         let log = |level, text: &str| {
@@ -109,8 +117,12 @@ mod tests {
         assert!(log(Level::Error, "x").ends_with(" rank 7 ERROR rankgrad::test] x\n"));
         RANK.store(UNKNOWN, Ordering::Relaxed);
 
-        let _ = init(); // the first may have been set by another test
-        let again = init().unwrap_err();
-        assert!(matches!(again.kind(), ErrorKind::Init { .. }), "{again:?}");
+        init("").unwrap(); // the first may have been set by another test
+        init("").unwrap();
+        let error = init("/dev/null/logs").unwrap_err();
+        assert!(
+            matches!(error.kind(), ErrorKind::Init { .. }) && error.to_string().contains("/dev/null/logs"),
+            "{error}"
+        );
     }
 }

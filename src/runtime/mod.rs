@@ -18,7 +18,7 @@ mod work;
 
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,8 @@ use crate::config::Settings;
 use crate::protocol::{
     Action, ContextId, Counters, Input, Manner, Message, Op, Outcome, Output, Rank, RefId, RequestId, TaskId, ValueId, Window, Work,
 };
-use crate::transport::{Delivery, Transport};
+use crate::tensor::DType;
+use crate::transport::{Delivery, Landing, Loss, Transport};
 use crate::wire::{self, Delivered, Handle, Payload};
 use crate::{Error, ErrorKind, Result};
 
@@ -150,6 +151,8 @@ pub(crate) struct Runtime {
     finished: AtomicBool,
     service: Mutex<Vec<JoinHandle<()>>>,
     state: Mutex<State>,
+    /// Why the job is about to end.
+    loss: OnceLock<Loss>,
 }
 
 impl std::fmt::Debug for Runtime {
@@ -217,7 +220,14 @@ impl Runtime {
             finished: AtomicBool::new(false),
             service: Mutex::default(),
             state: Mutex::new(state),
+            loss: OnceLock::new(),
         });
+        let weak = Arc::downgrade(&runtime);
+        runtime.transport.on_loss(Box::new(move |loss| {
+            if let Some(runtime) = weak.upgrade() {
+                runtime.lose(loss);
+            }
+        }));
         runtime.spawn_pinned("service", placement.pin);
         Ok(runtime)
     }
@@ -319,6 +329,7 @@ impl From<&Settings> for crate::transport::Settings {
             segment_tags: settings.segment_tags.try_into().unwrap_or(u16::MAX),
             ring: settings.ring,
             pool_bytes: settings.pool_bytes,
+            watch: settings.watch,
         }
     }
 }
@@ -362,6 +373,13 @@ pub(crate) struct Waiting {
     pub to: u32,
     pub operation: &'static str,
     pub limit: Option<Limit>,
+}
+
+/// A caller's memory for one tensor.
+pub(crate) struct Room<'a> {
+    pub dtype: DType,
+    pub shape: &'a [usize],
+    pub memory: &'a mut [u8],
 }
 
 /// How long a call may take in total, whatever its receiver says.

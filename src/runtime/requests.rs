@@ -128,7 +128,11 @@ impl Runtime {
                 None => self.pace.timeout.map(|t| heard + t),
             };
             let ask = asked.max(heard) + self.pace.ask_after;
-            if self.wait_until(open, Permission::Nothing, Some(end.map_or(ask, |e| e.min(ask))))? {
+            let woken = || open() || self.is_lost();
+            if self.wait_until(&woken, Permission::Nothing, Some(end.map_or(ask, |e| e.min(ask))))? {
+                if !open() {
+                    self.tell_wait(&format!("room for `{operation}` in the window to rank {to}"), start);
+                }
                 return Ok(());
             }
             let now = Instant::now();
@@ -177,6 +181,27 @@ impl Runtime {
         })
     }
 
+    /// As [`wait`](Self::wait); a large tensor in the answer may be received straight into the caller's memory, and then an empty one is in its place. Whether it was.
+    pub(crate) fn wait_into(self: &Arc<Self>, slot: &Slot, what: &Waiting, room: Room<'_>) -> (Result<Reply>, bool) {
+        let request = what.request;
+        let landing = Landing {
+            from: what.to,
+            dtype: room.dtype,
+            shape: room.shape,
+            memory: room.memory,
+            is_it: Box::new(move |header| wire::answers(header, request)),
+        };
+        let mut reply = None;
+        let landed = self.transport.receive_into(landing, &mut || reply = Some(self.wait(slot, what)));
+        let no_wait = || {
+            Err(ErrorKind::ShutDown {
+                operation: what.operation.into(),
+            }
+            .into())
+        };
+        (reply.unwrap_or_else(no_wait), landed)
+    }
+
     /// As [`wait`](Self::wait), but leaves the answer where it is, and returns without it when `stop` says so.
     pub(crate) fn wait_unless(self: &Arc<Self>, slot: &Slot, what: &Waiting, stop: &dyn Fn() -> bool) -> Result<()> {
         let start = Instant::now();
@@ -191,7 +216,10 @@ impl Runtime {
         loop {
             let ask = asked.unwrap_or(start).max(heard(asked)) + self.pace.ask_after;
             let until = end(asked).map_or(ask, |e| e.min(ask));
-            if self.wait_until(&|| slot.is_done() || stop(), Permission::Nothing, Some(until))? {
+            if self.wait_until(&|| slot.is_done() || stop() || self.is_lost(), Permission::Nothing, Some(until))? {
+                if !slot.is_done() && !stop() {
+                    self.tell_wait(&format!("`{}` on rank {}", what.operation, what.to), start);
+                }
                 return Ok(());
             }
             let now = Instant::now();

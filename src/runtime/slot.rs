@@ -1,5 +1,6 @@
 //! Where an answer is put for the thread that waits for it, or for a callback.
 
+use std::cell::Cell;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -10,6 +11,10 @@ use crate::wire::Delivered;
 
 /// What a request came to.
 pub(crate) type Reply = Result<Delivered>;
+
+thread_local! {
+    static SPARE: Cell<Option<Arc<Slot>>> = const { Cell::new(None) };
+}
 
 type Callback = Box<dyn FnOnce(Reply) + Send>;
 
@@ -65,7 +70,15 @@ impl std::fmt::Debug for Slot {
 
 impl Slot {
     pub(crate) fn new() -> Arc<Self> {
-        Arc::default()
+        SPARE.take().unwrap_or_default()
+    }
+
+    /// Keeps one whose answer was taken for the thread's next request.
+    pub(crate) fn keep(mut slot: Arc<Self>) {
+        if let Some(used) = Arc::get_mut(&mut slot) {
+            *used = Slot::default();
+            SPARE.set(Some(slot));
+        }
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {

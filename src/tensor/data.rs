@@ -207,6 +207,12 @@ pub trait Element: Copy + PartialOrd + Send + Sync + std::fmt::Debug + 'static {
     /// [`ErrorKind::DType`] for another dtype.
     fn take(data: Data) -> Result<ArcArray<Self, IxDyn>>;
 
+    /// The elements' memory, where any bytes make elements.
+    #[doc(hidden)]
+    fn bytes_mut(elements: &mut [Self]) -> Option<&mut [u8]>
+    where
+        Self: Sized;
+
     /// The array inside, to write to.
     ///
     /// # Errors
@@ -215,7 +221,7 @@ pub trait Element: Copy + PartialOrd + Send + Sync + std::fmt::Debug + 'static {
 }
 
 macro_rules! element {
-    ($type:ty, $variant:ident) => {
+    ($type:ty, $variant:ident, $bytes_mut:expr) => {
         impl Element for $type {
             const DTYPE: DType = DType::$variant;
 
@@ -237,6 +243,10 @@ macro_rules! element {
                 }
             }
 
+            fn bytes_mut(elements: &mut [Self]) -> Option<&mut [u8]> {
+                $bytes_mut(elements)
+            }
+
             fn peek_mut(data: &mut Data) -> Result<&mut ArcArray<Self, IxDyn>> {
                 match data {
                     Data::$variant(array) => Ok(array),
@@ -246,10 +256,10 @@ macro_rules! element {
         }
     };
 }
-element!(f32, F32);
-element!(f64, F64);
-element!(i64, I64);
-element!(bool, Bool);
+element!(f32, F32, |elements| Some(bytemuck::cast_slice_mut(elements)));
+element!(f64, F64, |elements| Some(bytemuck::cast_slice_mut(elements)));
+element!(i64, I64, |elements| Some(bytemuck::cast_slice_mut(elements)));
+element!(bool, Bool, |_| None);
 
 fn mismatch(expected: DType, found: &Data) -> crate::Error {
     if found.device() != Device::Cpu {

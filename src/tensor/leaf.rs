@@ -259,6 +259,13 @@ impl Leaf {
         Ok(cell.version)
     }
 
+    /// Puts values, which must be of its dtype and shape, and a version in place, as a checkpoint had them.
+    pub(crate) fn restore(&self, data: Data, version: u64, requires_grad: bool) {
+        debug_assert!(Spec::of(&data) == self.spec, "checked before");
+        *self.cell() = Cell { data, version };
+        self.set_requires_grad(requires_grad);
+    }
+
     /// Runs `f` on the values under the leaf's lock, in place if nobody else shares the storage, else on a copy that is
     /// then swapped in. The version grows by one if `f` returns `Ok`, and if it fails in place, where values may have changed.
     ///

@@ -22,7 +22,7 @@ mod segment;
 
 use std::time::Duration;
 
-use crate::tensor::Data;
+use crate::tensor::{DType, Data};
 use crate::{ErrorKind, Result};
 
 /// Sizes that a back end works with. Local: each rank has its own, but `eager_limit` and `chunk_limit` must be the same on all ranks.
@@ -38,8 +38,10 @@ pub struct Settings {
     pub segment_tags: u16,
     /// Receives posted ahead in the inbox. At least 1.
     pub ring: usize,
-    /// Bound in bytes on the memory that is kept for large segments to come.
+    /// Bound in bytes on memory that nobody uses, and that is kept for large segments to come.
     pub pool_bytes: usize,
+    /// Whether ranks watch each other, so that a death ends the job whatever the launcher does about it. Only over MPI.
+    pub watch: bool,
 }
 
 impl Default for Settings {
@@ -51,6 +53,7 @@ impl Default for Settings {
             segment_tags: 1_024,
             ring: 16,
             pool_bytes: 256 << 20,
+            watch: true,
         }
     }
 }
@@ -128,6 +131,34 @@ pub enum Delivery {
     },
 }
 
+/// Tells a frame by its header.
+pub type IsIt = Box<dyn Fn(&[u8]) -> bool + Send>;
+
+/// Memory of a caller's that a frame's segment may be received into ([`Transport::receive_into`]).
+pub struct Landing<'a> {
+    /// Whose frame it is for.
+    pub from: u32,
+    /// Type of the segment's elements.
+    pub dtype: DType,
+    /// Shape of the segment.
+    pub shape: &'a [usize],
+    /// Room for it, to the byte.
+    pub memory: &'a mut [u8],
+    /// Tells the frame. Runs on the thread that polls.
+    pub is_it: IsIt,
+}
+
+impl std::fmt::Debug for Landing<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Landing { from, dtype, shape, .. } = self;
+        f.debug_struct("Landing")
+            .field("from", from)
+            .field("dtype", dtype)
+            .field("shape", shape)
+            .finish_non_exhaustive()
+    }
+}
+
 /// Messages and bytes that this rank has sent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
@@ -135,6 +166,17 @@ pub struct Traffic {
     pub messages: u64,
     /// Their bytes, headers and segments.
     pub bytes: u64,
+}
+
+/// Why the job ends: a rank that died, or gave up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Loss {
+    /// Which rank, where, and how, in words.
+    pub text: String,
+    /// Whether it died. Otherwise it gave up, has said why, and ends the job itself.
+    pub died: bool,
+    /// How many ranks have passed it on; 0 where it was noticed.
+    pub hops: u32,
 }
 
 /// A way between ranks.
@@ -153,6 +195,15 @@ pub trait Transport: Send + Sync + std::fmt::Debug {
 
     /// Appends what has arrived, with its sender, in order; says whether anything moved. Local; never blocks.
     fn poll(&self, inbox: &mut Vec<(u32, Delivery)>) -> Result<bool>;
+
+    /// Runs `wait`, once. If the frame that `landing` describes begins to arrive meanwhile, large and with this one segment, the segment may be received straight
+    /// into the memory: then true, and an empty segment of that dtype is delivered in its place. Local; blocks as long as `wait` does, and until
+    /// nothing is being received into the memory any more. A back end that can't do it only runs `wait`.
+    fn receive_into(&self, landing: Landing<'_>, wait: &mut dyn FnMut()) -> bool {
+        drop(landing);
+        wait();
+        false
+    }
 
     /// Waits until a poll may find something, for the time of at most so many looks, some tens of nanoseconds each. Local. Looks only at memory, so
     /// that a thread on the same core isn't held up; where that can't show what arrives, it returns at once.
@@ -193,6 +244,11 @@ pub trait Transport: Send + Sync + std::fmt::Debug {
 
     /// Collective end: finishes sends, closes the inbox, frees what is ours, and ends MPI if we started it. Blocks until all ranks called it.
     fn close(&self) -> Result<()>;
+
+    /// What to do when a rank is lost, on a thread of the transport, before the job is ended. Local. Where ranks can't be lost, nothing.
+    fn on_loss(&self, hook: Box<dyn Fn(&Loss) + Send + Sync>) {
+        drop(hook);
+    }
 
     /// Ends the whole job with this exit code. Takes no lock and joins no thread.
     fn abort(&self, code: i32) -> !;

@@ -1,4 +1,6 @@
 //! Memory for large segments, kept and used again: copying into fresh memory costs 5 to 10 times a warm copy.
+//!
+//! The pool can see whether somebody else holds a storage, but isn't told when it is dropped. So it keeps handles of those in use, too, and looks.
 
 use std::collections::VecDeque;
 
@@ -7,6 +9,9 @@ use crate::tensor::{DType, Data};
 
 /// Smallest size in bytes that is worth keeping.
 const SMALLEST: usize = 64 << 10;
+
+/// Most handles: each search looks at them.
+const HANDLES: usize = 1_024;
 
 /// Storages that were delivered. The pool holds one handle of each; it is free again when that is the only one left.
 #[derive(Debug)]
@@ -18,7 +23,7 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// A pool that holds at most `limit` bytes.
+    /// A pool that keeps at most `limit` bytes that nobody else holds.
     pub(crate) fn new(limit: usize) -> Pool {
         Pool {
             kept: VecDeque::new(),
@@ -34,7 +39,8 @@ impl Pool {
         }
         let class = size_class(len);
         for at in 0..self.kept.len() {
-            if self.kept[at].dtype() != dtype || self.kept[at].len() != class {
+            let kept = &self.kept[at];
+            if kept.dtype() != dtype || kept.len() != class || !kept.is_unique() {
                 continue;
             }
             let Some(storage) = self.kept.remove(at) else { break };
@@ -49,17 +55,41 @@ impl Pool {
         Buffer::new(dtype, class)
     }
 
-    /// Keeps a handle of a storage made from [`take`](Self::take); forgets the oldest ones over the limit.
+    /// Keeps a handle of a storage made from [`take`](Self::take).
     pub(crate) fn keep(&mut self, storage: &Data) {
         if !kept_here(storage.dtype(), storage.bytes()) || storage.bytes() > self.limit {
             return;
         }
         self.bytes += storage.bytes();
         self.kept.push_back(storage.clone());
-        while self.bytes > self.limit {
-            let Some(oldest) = self.kept.pop_front() else { break };
+        if self.kept.len() > HANDLES
+            && let Some(oldest) = self.kept.pop_front()
+        {
             self.bytes -= oldest.bytes();
         }
+        self.trim();
+    }
+
+    /// Bytes of all storages beyond the limit; as many of them may be unused.
+    pub(crate) fn spare(&self) -> usize {
+        self.bytes.saturating_sub(self.limit)
+    }
+
+    /// Forgets the oldest of those that nobody else holds, down to the limit.
+    pub(crate) fn trim(&mut self) {
+        if self.spare() == 0 {
+            return;
+        }
+        let unused: usize = self.kept.iter().filter(|kept| kept.is_unique()).map(Data::bytes).sum();
+        let (mut over, bytes) = (unused.saturating_sub(self.limit), &mut self.bytes);
+        self.kept.retain(|kept| {
+            let forget = over > 0 && kept.is_unique();
+            if forget {
+                over = over.saturating_sub(kept.bytes());
+                *bytes -= kept.bytes();
+            }
+            !forget
+        });
     }
 }
 
@@ -117,16 +147,24 @@ mod tests {
     }
 
     #[test]
-    fn the_bound_holds() {
+    fn the_bound_holds_for_what_nobody_uses() {
         let mut pool = Pool::new(3 << 20);
-        for _ in 0..10 {
+        let take = |pool: &mut Pool| {
             let storage = pool.take(DType::F32, 1 << 18).into_storage().unwrap();
             pool.keep(&storage);
-            let other = pool.take(DType::F32, 1 << 18).into_storage().unwrap();
-            pool.keep(&other);
-            assert!(pool.bytes <= 3 << 20);
-            assert_eq!(pool.bytes, pool.kept.iter().map(Data::bytes).sum::<usize>());
-        }
+            storage
+        };
+        let used: Vec<Data> = (0..5).map(|_| take(&mut pool)).collect();
+        assert_eq!((pool.bytes, pool.spare()), (5 << 20, 2 << 20), "in use: nothing to forget");
+        pool.trim();
+        assert_eq!(pool.bytes, 5 << 20);
+        let places: Vec<*const f32> = used.iter().map(|data| data.view::<f32>().unwrap().as_ptr()).collect();
+        drop(used);
+        pool.trim();
+        assert_eq!((pool.bytes, pool.spare()), (3 << 20, 0), "the oldest two are gone");
+        let again = take(&mut pool);
+        assert!(again.view::<f32>().unwrap().as_ptr() == places[2], "the oldest that is left");
+        assert_eq!(pool.bytes, pool.kept.iter().map(Data::bytes).sum::<usize>());
         pool.keep(&Data::zeros(DType::F64, &[1 << 20]));
         assert!(pool.bytes <= 3 << 20, "one that is over the bound alone isn't kept");
         pool.keep(&Data::zeros(DType::F64, &[10]));

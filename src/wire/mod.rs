@@ -9,7 +9,7 @@ mod kind;
 mod tensor;
 
 use std::any::Any;
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::thread::LocalKey;
 
@@ -17,9 +17,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::autograd::{Edge, Node, reach};
-use crate::protocol::{CrossingId, Message, RefId};
+use crate::protocol::{CrossingId, Message, RefId, RequestId};
 use crate::tensor::{DType, Data};
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Result, spare};
 
 pub(crate) use gradients::{decode_gradients, encode_gradients};
 #[cfg(feature = "faults")]
@@ -73,12 +73,7 @@ struct Decoder {
     handles: Vec<(RefId, Handle)>,
 }
 
-/// A buffer that grew larger isn't kept.
-const SPARE_BYTES: usize = 1 << 16;
-
 thread_local! {
-    /// An empty buffer to encode into.
-    static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
     static ENCODER: RefCell<Option<Encoder>> = const { RefCell::new(None) };
     static DECODER: RefCell<Option<Decoder>> = const { RefCell::new(None) };
 }
@@ -118,7 +113,7 @@ pub(crate) fn encode(record: bool, write: impl FnOnce(&mut Vec<u8>) -> Result<()
             ..Encoder::default()
         },
     );
-    let mut bytes = SPARE.take();
+    let mut bytes = spare::take();
     write(&mut bytes)?;
     let mut encoded = current.take().unwrap_or_default().encoded;
     encoded.payload.bytes = bytes;
@@ -173,7 +168,7 @@ impl Delivered {
         let current = Current::set(&DECODER, decoder);
         let value = postcard::take_from_bytes::<T>(&bytes);
         drop(current);
-        match value {
+        let result = match value {
             Ok((value, [])) => Ok(value),
             Ok((_, rest)) => Err(decode_error(format!(
                 "{} bytes left over after `{}`",
@@ -181,7 +176,9 @@ impl Delivered {
                 std::any::type_name::<T>()
             ))),
             Err(e) => Err(decode_error(format!("`{}`: {e}", std::any::type_name::<T>()))),
-        }
+        };
+        spare::keep(bytes);
+        result
     }
 }
 
@@ -200,12 +197,11 @@ fn boundary(crossing: CrossingId, payload: &mut Payload) -> Result<Arc<Node>> {
 
 /// The header of a frame: message, slots and what they reach, then the payload's bytes.
 pub(crate) fn header(message: &Message, payload: &mut Payload) -> Result<Vec<u8>> {
-    let head = Vec::with_capacity(64 + payload.bytes.len());
+    let mut head = spare::take();
+    head.reserve(64 + payload.bytes.len());
     let mut head = postcard::to_extend(&(message, &payload.slots, &payload.reach), head).map_err(|e| refused("a message", e))?;
     head.append(&mut payload.bytes); // leaves its memory
-    if payload.bytes.capacity() <= SPARE_BYTES {
-        SPARE.set(std::mem::take(&mut payload.bytes));
-    }
+    spare::keep(std::mem::take(&mut payload.bytes));
     Ok(head)
 }
 
@@ -224,6 +220,12 @@ pub(crate) fn parse_header(mut header: Vec<u8>, segments: Vec<Data>) -> Result<(
         reach,
     };
     Ok((message, payload))
+}
+
+/// Whether a header is that of the answer to a request of this rank.
+pub(crate) fn answers(header: &[u8], request: RequestId) -> bool {
+    let message = postcard::take_from_bytes::<Message>(header);
+    matches!(message, Ok((Message::Reply { id, .. }, _)) if id == request)
 }
 
 /// Leaves a reference with the encoder.

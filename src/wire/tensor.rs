@@ -22,7 +22,8 @@ impl Serialize for Tensor {
                 encoder.encoded.payload.slots.push(place);
                 encoder.encoded.edges.push(Some(edge));
             }
-            encoder.encoded.payload.segments.push(data);
+            // As other ranks get it, also in a call to oneself: a BLAS gives other bits for other strides.
+            encoder.encoded.payload.segments.push(data.to_contiguous());
             Some(place)
         });
         match place {
@@ -52,5 +53,22 @@ impl<'de> Deserialize<'de> for Tensor {
                 _ => Tensor::from_data(data),
             })
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::tensor::{Gradient, Tensor};
+    use crate::wire::{encode, encode_gradients, write};
+
+    #[test]
+    fn what_a_rank_sends_to_itself_lies_in_memory_as_what_others_get() {
+        let wide = Tensor::from_vec(vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [2, 3]).unwrap();
+        let transposed = wide.transpose(0, 1).unwrap();
+        assert!(!transposed.data().is_contiguous());
+        let sent = encode(false, |bytes| write(&transposed, bytes)).unwrap();
+        assert!(sent.payload.segments[0].is_contiguous());
+        let sent = encode_gradients(vec![Some(Gradient::Dense(transposed.data()))]).unwrap();
+        assert!(sent.segments[0].is_contiguous());
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::World;
+use super::signals::{self, Signal, Stop};
 use crate::config::Settings;
 use crate::dist::{Ranks, Tables};
 use crate::rpc;
@@ -26,6 +27,7 @@ pub struct Builder<'c> {
     states: State,
     env_logger: bool,
     panic_hook: Option<bool>,
+    signals: Vec<Signal>,
 }
 
 impl std::fmt::Debug for Builder<'_> {
@@ -64,7 +66,8 @@ impl<'c> Builder<'c> {
         self
     }
 
-    /// Sets env_logger up, with time, rank and level in each line, as `RUST_LOG` says. A logger that is there already stays.
+    /// Sets env_logger up, with time, rank and level in each line, as `RUST_LOG` says. A logger that is there already stays. The setting `RANKGRAD_LOG_DIR` does so
+    /// too, with a file for each rank.
     pub fn env_logger(mut self) -> Self {
         self.env_logger = true;
         self
@@ -77,6 +80,12 @@ impl<'c> Builder<'c> {
         self
     }
 
+    /// As [`World::on_signal`], from the beginning: a signal that comes during the start isn't the end of the process, and counts when the world is up.
+    pub fn on_signal(mut self, signals: &[Signal]) -> Self {
+        self.signals.extend_from_slice(signals);
+        self
+    }
+
     /// Starts the world on this rank. Collective over the ranks that take part; blocks until all have come. The thread that calls it is the rank's main
     /// thread: it must also finish the world.
     ///
@@ -86,12 +95,15 @@ impl<'c> Builder<'c> {
     /// - [`ErrorKind::Init`]: a second world in this process; MPI that the host has started, without a communicator; MPI that has ended.
     /// - [`ErrorKind::Launcher`]: N jobs of one rank instead of one of N. [`ErrorKind::ThreadLevel`]: MPI can't serve threads.
     /// - [`ErrorKind::Mismatch`]: ranks run different programs.
-    pub fn start(self) -> Result<World> {
-        if self.env_logger
-            && let Err(e) = logging::init()
-        {
-            log::debug!("env_logger was not set up: {e}");
-        }
+    pub fn start(mut self) -> Result<World> {
+        let explicit = std::mem::take(&mut self.explicit);
+        let settings = Settings::from_env(|settings| explicit.into_iter().for_each(|make| make(settings)));
+        let settings = settings.and_then(|settings| {
+            if self.env_logger || !settings.log_dir.is_empty() {
+                logging::init(&settings.log_dir)?;
+            }
+            Ok(settings)
+        });
         if ALIVE.swap(true, Ordering::SeqCst) {
             return Err(ErrorKind::Init {
                 what: "this process has a world already".into(),
@@ -99,12 +111,17 @@ impl<'c> Builder<'c> {
             }
             .into());
         }
-        self.bring_up().inspect_err(|_| ended())
+        self.bring_up(settings).inspect_err(|_| ended())
     }
 
-    fn bring_up(self) -> Result<World> {
-        let explicit = self.explicit;
-        let settings = Settings::from_env(|settings| explicit.into_iter().for_each(|make| make(settings)));
+    fn bring_up(self, settings: Result<Settings>) -> Result<World> {
+        // A rank that can't take signals says so to the others, as with a bad setting.
+        let taken = if self.signals.is_empty() {
+            Ok(())
+        } else {
+            signals::take(&self.signals)
+        };
+        let settings = settings.and_then(|settings| taken.map(|()| settings));
         let guest = self.host.is_some();
         // A rank with a bad setting says so to the others, which would wait for it.
         let sizes = settings.as_ref().map(Into::into).map_err(Clone::clone);
@@ -125,6 +142,9 @@ impl<'c> Builder<'c> {
         if self.panic_hook.unwrap_or(!guest) {
             failure::install_hook(world.runtime());
         }
+        if signals::are_taken() {
+            signals::attach(world.runtime());
+        }
         Ok(world)
     }
 }
@@ -135,7 +155,7 @@ pub(super) fn ended() {
 }
 
 /// A world over a transport that is up.
-pub(super) fn assemble(transport: Box<dyn Transport>, settings: Settings, states: State) -> Result<World> {
+pub(super) fn assemble(transport: Box<dyn Transport>, settings: Settings, mut states: State) -> Result<World> {
     #[cfg(feature = "faults")]
     let transport = crate::transport::faults::wrap(transport, crate::wire::kind);
     if let Err(error) = same_program(&*transport) {
@@ -143,6 +163,7 @@ pub(super) fn assemble(transport: Box<dyn Transport>, settings: Settings, states
         let _ = transport.close();
         return Err(error);
     }
+    states.extend([Stop::as_state()]);
     let ranks = Box::new(Ranks(Tables::default()));
     Ok(World::of(Runtime::start(transport, settings, ranks, states)?))
 }

@@ -2,11 +2,13 @@
 
 mod builder;
 pub mod local;
+mod signals;
 
 use std::any::{Any, TypeId};
 use std::sync::{Arc, OnceLock};
 
 pub use builder::Builder;
+pub use signals::{REQUEUE, Signal};
 
 use crate::dist::{Context, Counters, rank_counters};
 use crate::optim::ComputeThreads;

@@ -19,6 +19,8 @@ pub struct Case {
     pub expect: Expect,
     /// Variables that the ranks get.
     pub env: &'static [(&'static str, &'static str)],
+    /// Whether each rank runs behind a shell that hides its death from the launcher, as a launcher that doesn't care for deaths would.
+    pub hides: bool,
     /// What each rank runs, on its main thread. A rank fails by an error or a panic.
     pub run: fn() -> Result<(), Box<dyn Error>>,
 }
@@ -49,6 +51,7 @@ impl Case {
             limit: 60,
             expect: Expect::Ok,
             env: &[],
+            hides: false,
             run,
         }
     }

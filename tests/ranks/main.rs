@@ -14,8 +14,12 @@
 
 mod calls;
 mod case;
+mod checkpoint;
+mod cluster;
 mod contexts;
 mod contract;
+mod costs;
+mod deaths;
 mod driver;
 mod errors;
 mod failure;
@@ -58,14 +62,18 @@ const TOPICS: &[&[Case]] = &[
     training::CASES,
     optimizer::CASES,
     lbfgs::CASES,
+    checkpoint::CASES,
     rules::CASES,
     groups::CASES,
     contract::CASES,
+    costs::CASES,
     steps::CASES,
     in_backward::CASES,
     start::CASES,
     progress::CASES,
     failure::CASES,
+    deaths::CASES,
+    cluster::CASES,
     liveness::CASES,
     stress::CASES,
     torch_contexts::CASES,

@@ -228,6 +228,35 @@ fn nested(world: &World) -> Result<()> {
     Ok(())
 }
 
+/// Fetches into memory that MPI may write to itself, also with a time limit that may end meanwhile.
+fn large_values(world: &World, owner: u32) -> Result<()> {
+    let n = 1_000_000;
+    let w = world.put(owner, Tensor::from_vec((0..n).map(|i| i as f64).collect(), [n / 10, 10])?)?;
+    let right = |view: &ndarray::ArrayD<f64>| view.iter().zip(0..n).all(|(&x, i)| x == i as f64);
+    let mut view = ndarray::ArrayD::<f64>::zeros(vec![n / 10, 10]);
+    world.fetch_into(&w, view.view_mut())?;
+    assert!(right(&view));
+    let mut columns = ndarray::ArrayD::<f64>::zeros(vec![10, n / 10]);
+    world.fetch_into(&w, columns.view_mut().reversed_axes())?;
+    assert!(right(&columns.reversed_axes()));
+    let mut narrow = ndarray::ArrayD::<f64>::zeros(vec![10, n / 10]);
+    let error = world.fetch_into(&w, narrow.view_mut()).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Shape { .. }), "{error}");
+    for limit in [1, 200, 1_000, 3_000, 10_000] {
+        view.fill(-1.0);
+        match world.timeout(Duration::from_micros(limit)).fetch_into(&w, view.view_mut()) {
+            Ok(()) => assert!(right(&view)),
+            Err(error) => assert!(matches!(error.kind(), ErrorKind::Timeout { .. }), "{error}"),
+        }
+        view.fill(-1.0);
+        std::thread::sleep(Duration::from_millis(5));
+        assert!(view.iter().all(|&x| x == -1.0), "written to after it was given back");
+    }
+    world.fetch_into(&w, view.view_mut())?;
+    assert!(right(&view));
+    Ok(())
+}
+
 fn values(world: &World) -> Result<()> {
     for owner in 0..world.size() {
         let x = Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], [2, 3])?;
@@ -250,6 +279,7 @@ fn values(world: &World) -> Result<()> {
         assert!(matches!(error.root(), ErrorKind::DType { .. }), "{error}");
         assert_eq!(w.fetch()?.to_vec::<f32>()?[5], 18.0);
 
+        large_values(world, owner)?;
         let ids = world.put_constant(owner, Tensor::from_vec(vec![1i64, 2], [2])?)?;
         assert_eq!(ids.fetch()?.to_vec::<i64>()?, [1, 2]);
         assert_eq!(world.assign(&ids, Tensor::from_vec(vec![true], [1])?)?, 0);

@@ -260,6 +260,15 @@ fn all_to_all() -> Outcome {
     ok(world.finish())
 }
 
+/// A rank that comes late to MPI's start is waited for, and the others say so.
+fn late_to_the_start() -> Outcome {
+    if launcher_rank() == 1 {
+        std::thread::sleep(Duration::from_secs(12));
+    }
+    let world = World::builder().env_logger().start()?;
+    ok(world.finish())
+}
+
 const SLURM_STEP: &[(&str, &str)] = &[("SLURM_STEP_NUM_TASKS", "4"), ("SLURM_STEP_ID", "0"), ("SLURM_PROCID", "0")];
 
 /// The cases.
@@ -309,6 +318,12 @@ pub const CASES: &[Case] = &[
         env: &[("RUST_LOG", "warn")],
         expect: Expect::Says(&[("has held MPI for", 1)]),
         ..Case::new("start::a_host_call_that_blocks_for_long_is_logged", long_host_call)
+    },
+    Case {
+        ranks: &[2],
+        env: &[("RUST_LOG", "warn")],
+        expect: Expect::Says(&[("rank 0: MPI_Init_thread hasn't returned for 10 s", 1)]),
+        ..Case::new("start::a_rank_that_is_late_is_told", late_to_the_start)
     },
     Case {
         ranks: &[1, 2],

@@ -9,7 +9,7 @@ use mpi::topology::Color;
 use mpi::traits::*;
 use rankgrad::tensor::{DType, Data};
 use rankgrad::transport::mpi::{Host, MpiTransport, ThreadLevel, start};
-use rankgrad::transport::{Delivery, Frame, Settings, Transport};
+use rankgrad::transport::{Delivery, Frame, Landing, Settings, Transport};
 use rankgrad::{Error, ErrorKind};
 
 use crate::payload;
@@ -113,6 +113,97 @@ fn mixed(settings: Settings, each: u64) {
     assert!(!transport.poll(&mut Vec::new()).expect("a poll after the end brings nothing"));
     transport.sleep(Duration::from_secs(9));
     transport.wake();
+}
+
+/// Segments received straight into a caller's memory, and those that aren't.
+pub(crate) fn landing() {
+    const LEN: usize = 30_000;
+    let transport = up(tiny());
+    if transport.rank() == 1 {
+        let mut asked = 0;
+        receive(&transport, |_, delivery| {
+            let header = frame(delivery).header;
+            // The second byte says how long the header is: a long one travels apart.
+            let frame = Frame {
+                header: vec![header[0]; 1 + 10 * usize::from(header[1])],
+                segments: vec![Data::F64(
+                    ndarray::Array1::from_elem(LEN, f64::from(header[0])).into_dyn().into_shared(),
+                )],
+            };
+            transport.send(0, frame).expect("send");
+            asked += 1;
+            asked == 12
+        });
+        transport.close().expect("close");
+        return;
+    }
+    let ask = |number: u8, long: u8| {
+        let frame = Frame {
+            header: vec![number, long, 0, 0, 0, 0, 0, 0],
+            segments: vec![],
+        };
+        transport.send(1, frame).expect("send");
+    };
+    let answer = || {
+        let mut answer = None;
+        receive(&transport, |_, delivery| answer.replace(frame(delivery)).is_none());
+        answer.expect("a frame")
+    };
+    let lend = |memory: &mut Vec<f64>, number: u8, shape: &[usize], wait: &mut dyn FnMut()| {
+        let landing = Landing {
+            from: 1,
+            dtype: DType::F64,
+            shape,
+            memory: bytemuck::cast_slice_mut(memory),
+            is_it: Box::new(move |header| header.first() == Some(&number)),
+        };
+        transport.receive_into(landing, wait)
+    };
+    let mut memory = vec![0.0; LEN];
+    for (number, long) in [(1, 0), (2, 100), (3, 0)] {
+        ask(number, long);
+        let mut came = None;
+        assert!(lend(&mut memory, number, &[LEN], &mut || came = Some(answer())));
+        let came = came.expect("a frame");
+        assert_eq!((came.header[0], came.segments[0].len()), (number, 0));
+        assert!(memory.iter().all(|&x| x == f64::from(number)));
+    }
+    // Another header, another shape, and a wait that ends before anything came: delivered as ever.
+    for (number, lent, shape) in [(4, 3, &[LEN][..]), (5, 5, &[LEN / 2, 2]), (6, 6, &[LEN])] {
+        ask(number, 0);
+        let mut came = None;
+        assert!(!lend(&mut memory, lent, shape, &mut || {
+            if number != 6 {
+                came = Some(answer());
+            }
+        }));
+        let came = came.unwrap_or_else(answer);
+        assert_eq!(came.segments[0].view::<f64>().expect("f64")[LEN - 1], f64::from(number));
+        assert!(memory.iter().all(|&x| x == 3.0), "untouched");
+    }
+    // Waits that end while it is under way, by return and by panic: it is all there, and the frame follows.
+    for number in 7..=12 {
+        ask(number, 0);
+        let landed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            lend(&mut memory, number, &[LEN], &mut || {
+                let mut inbox = Vec::new();
+                while transport.in_flight() == 0 {
+                    transport.poll(&mut inbox).expect("poll");
+                }
+                assert!(inbox.is_empty());
+                if number % 2 == 0 {
+                    std::panic::resume_unwind(Box::new(()));
+                }
+            })
+        }));
+        assert_eq!(landed.ok(), (number % 2 != 0).then_some(true));
+        assert!(memory.iter().all(|&x| x == f64::from(number)));
+        memory.fill(-1.0);
+        let came = answer();
+        assert_eq!((came.header[0], came.segments[0].len()), (number, 0));
+        assert!(memory.iter().all(|&x| x == -1.0), "written to after it was given back");
+    }
+    transport.close().expect("close");
 }
 
 /// Frames over the receiver's limit are refused in their place, with their header, or its beginning if that is over it too.

@@ -53,6 +53,12 @@ const CASES: &[Case] = &[
         ..PLAIN
     },
     Case {
+        name: "landing",
+        ranks: &[2],
+        run: cases::landing,
+        ..PLAIN
+    },
+    Case {
         name: "alone",
         ranks: &[0, 1],
         run: cases::mixed_tiny,

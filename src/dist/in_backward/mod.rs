@@ -4,6 +4,7 @@ mod optimizers;
 mod remote;
 
 pub use optimizers::DistributedInBackward;
+pub(super) use remote::{Attachment, one};
 
 use crate::Result;
 use crate::optim::OptimizerSpec;

@@ -83,6 +83,16 @@ impl DistributedInBackward {
         })
     }
 
+    /// The parameters, and the numbers of their optimizers.
+    pub(in crate::dist) fn attachments(&self) -> &[Attachment] {
+        &self.attachments
+    }
+
+    /// All options were replaced on the owners.
+    pub(in crate::dist) fn replace_specs(&mut self, specs: Vec<OptimizerSpec>) {
+        self.groups = Groups::new(specs);
+    }
+
     fn at(&self, place: usize) -> Result<(Caller, &Attachment)> {
         let missing = || ErrorKind::Argument {
             op: "optimizers in backward".into(),

@@ -14,7 +14,7 @@ use crate::tensor::Tensor;
 use crate::{ErrorKind, Result};
 
 /// An optimizer in backward: the parameter that it is attached to, and its number on the owner.
-pub(super) type Attachment = (RRef<Tensor>, u64);
+pub(in crate::dist) type Attachment = (RRef<Tensor>, u64);
 
 /// Those of these optimizers that are still attached.
 fn chosen(scope: &Scope, attachments: &[Attachment]) -> Result<InBackwardOptimizers> {
@@ -24,7 +24,7 @@ fn chosen(scope: &Scope, attachments: &[Attachment]) -> Result<InBackwardOptimiz
 }
 
 /// One that must still be attached.
-fn one(scope: &Scope, rref: RRef<Tensor>, id: u64) -> Result<InBackwardOptimizers> {
+pub(in crate::dist) fn one(scope: &Scope, rref: RRef<Tensor>, id: u64) -> Result<InBackwardOptimizers> {
     let value = rref.id().value;
     let found = chosen(scope, &[(rref, id)])?;
     if found.is_empty() {

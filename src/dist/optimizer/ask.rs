@@ -3,16 +3,17 @@
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
+use smallvec::SmallVec;
 
 use super::DistributedOptimizer;
 use crate::protocol::{ContextId, Gate, Turn};
 use crate::rpc::{Call, Caller, Issue, Manner, Recorded, Remote};
-use crate::runtime::Windowed;
+use crate::runtime::{Slot, Windowed};
 use crate::{Error, ErrorKind, OwnerFailure, Result};
 
 /// How an owner is asked.
 #[derive(Debug, Clone, Copy, Default)]
-pub(in crate::dist) struct Asking {
+pub(crate) struct Asking {
     pub turn: Turn,
     pub gradients_of: Option<ContextId>,
     pub limit: Option<Duration>,
@@ -22,7 +23,7 @@ pub(in crate::dist) struct Asking {
 
 impl Asking {
     /// In the owner's queue of steps.
-    pub(in crate::dist) const QUEUED: Self = Asking {
+    pub(crate) const QUEUED: Self = Asking {
         turn: Turn::Take,
         gradients_of: None,
         limit: None,
@@ -31,10 +32,13 @@ impl Asking {
 }
 
 /// Owners that were asked, and what it takes to hear their answers.
-pub(in crate::dist) type Asked = Vec<(u32, Result<Call>)>;
+pub(crate) type Asked = SmallVec<[(u32, Result<Call>); 1]>;
+
+/// What each of them answered.
+pub(crate) type Answers<R> = SmallVec<[(u32, Result<R>); 1]>;
 
 /// Asks an owner.
-pub(in crate::dist) fn ask<A, R>(
+pub(crate) fn ask<A, R>(
     caller: &Caller,
     owner: u32,
     f: Remote<A, R>,
@@ -95,17 +99,19 @@ impl DistributedOptimizer {
 }
 
 /// What each owner answers, in the order asked. Blocks until all have.
-pub(in crate::dist) fn collect<R: DeserializeOwned>(asked: Asked) -> Vec<(u32, Result<R>)> {
+pub(crate) fn collect<R: DeserializeOwned>(asked: Asked) -> Answers<R> {
     asked.into_iter().map(|(rank, call)| (rank, call.and_then(answer))).collect()
 }
 
 pub(super) fn answer<R: DeserializeOwned>(call: Call) -> Result<R> {
     let reply = call.wait()?;
-    call.decode(reply)
+    let result = call.decode(reply);
+    Slot::keep(call.slot);
+    result
 }
 
 /// All results, or every failure. With `applies`, an owner that hasn't answered in time may have done what it was asked.
-pub(in crate::dist) fn gather<R>(operation: &str, results: Vec<(u32, Result<R>)>, applies: bool) -> Result<Vec<R>> {
+pub(crate) fn gather<R>(operation: impl Operation, results: Answers<R>, applies: bool) -> Result<Vec<R>> {
     if results.iter().all(|r| r.1.is_ok()) {
         return results.into_iter().map(|r| r.1).collect();
     }
@@ -124,7 +130,7 @@ pub(in crate::dist) fn gather<R>(operation: &str, results: Vec<(u32, Result<R>)>
         }
     }
     Err(ErrorKind::Owners {
-        operation: operation.into(),
+        operation: operation.name(),
         owners,
         failures,
         updated,
@@ -133,8 +139,25 @@ pub(in crate::dist) fn gather<R>(operation: &str, results: Vec<(u32, Result<R>)>
     .into())
 }
 
+/// What was asked for, in words that only an error needs.
+pub(crate) trait Operation {
+    fn name(self) -> String;
+}
+
+impl Operation for &str {
+    fn name(self) -> String {
+        self.into()
+    }
+}
+
+impl<F: FnOnce() -> String> Operation for F {
+    fn name(self) -> String {
+        self()
+    }
+}
+
 /// In a first round, an owner that succeeds has updated nothing.
-pub(in crate::dist) fn without_updates(error: Error) -> Error {
+pub(crate) fn without_updates(error: Error) -> Error {
     match error.kind().clone() {
         ErrorKind::Owners {
             operation,

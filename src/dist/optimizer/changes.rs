@@ -11,7 +11,7 @@ use crate::{ErrorKind, Result};
 ///
 /// It travels with a step, again until the owner has answered one. The owner makes each change once, by its number: a step that fails there has made it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct ChangedOptions {
+pub(in crate::dist) struct ChangedOptions {
     number: u64,
     /// For each group that has any, its number and the options by name, as JSON.
     groups: Vec<(u32, String)>,

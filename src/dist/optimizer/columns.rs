@@ -1,6 +1,6 @@
 //! Reports of many parameters in a message: a column for each thing that is said, since rows of them are a large part of a step on small parameters.
 
-use bytemuck::{cast_slice, pod_collect_to_vec};
+use bytemuck::cast_slice;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_bytes::Bytes;
@@ -59,9 +59,9 @@ pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
     if norms.len() % size_of::<f64>() != 0 || versions.len() % size_of::<u64>() != 0 {
         return Err(D::Error::custom("columns of a report that end within a number"));
     }
-    // Copied, since bytes in a message lie anywhere.
-    let (norms, versions): (Vec<f64>, Vec<u64>) = (pod_collect_to_vec(norms), pod_collect_to_vec(versions));
-    let (mut norms, mut rows) = (norms.into_iter(), rows.into_iter());
+    // Bytes in a message lie anywhere.
+    let (norms, versions) = (norms.as_chunks().0, versions.as_chunks().0);
+    let (mut norms, mut rows) = (norms.iter().map(|&norm| f64::from_ne_bytes(norm)), rows.into_iter());
     let fits = |count: usize| versions.len() == count || (versions.len() == 1 && count > 0);
     let wanted = |flag: u8| flags.iter().filter(|&&f| f & flag != 0).count();
     if !fits(flags.len()) || norms.len() != wanted(HAS_NORM) || rows.len() != wanted(HAS_ROWS) {
@@ -71,7 +71,10 @@ pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
         updated: flag & UPDATED != 0,
         rows: if flag & HAS_ROWS != 0 { rows.next() } else { None },
         norm: if flag & HAS_NORM != 0 { norms.next() } else { None },
-        version: versions.get(at).or(versions.first()).copied().unwrap_or(0),
+        version: versions
+            .get(at)
+            .or(versions.first())
+            .map_or(0, |&version| u64::from_ne_bytes(version)),
         in_place: flag & IN_PLACE != 0,
     };
     Ok(flags.iter().enumerate().map(report).collect())
@@ -86,11 +89,11 @@ mod tests {
 
     fn report(n: u64) -> ParameterReport {
         ParameterReport {
-            updated: n % 2 == 0,
-            rows: (n % 3 == 0).then_some(n as usize),
-            norm: (n % 5 != 0).then_some(n as f64 * 0.1),
+            updated: n.is_multiple_of(2),
+            rows: n.is_multiple_of(3).then_some(n as usize),
+            norm: (!n.is_multiple_of(5)).then_some(n as f64 * 0.1),
             version: n / 4,
-            in_place: n % 7 == 0,
+            in_place: n.is_multiple_of(7),
         }
     }
 

@@ -30,7 +30,7 @@ impl DistributedOptimizer {
             (rank, call)
         });
         let made = ask::collect::<()>(asked.collect());
-        if let Err(error) = ask::gather(&format!("{name}: creation"), made, false).map_err(ask::without_updates) {
+        if let Err(error) = ask::gather(|| format!("{name}: creation"), made, false).map_err(ask::without_updates) {
             for &rank in by_owner.keys() {
                 for number in (first..self.next_number).rev() {
                     self.tell(rank, || self.silent().call_async(rank, drop_group, (self.id, number)).map(drop));

@@ -18,10 +18,12 @@ use std::sync::atomic::AtomicU64;
 use serde_json::{Value, json};
 
 pub(super) use self::ask::{gather, without_updates};
+pub(super) use self::changes::ChangedOptions;
 use self::changes::Changes;
 pub use self::options::{NotFinite, StepOptions};
 pub(super) use self::owner::OwnerOptimizer;
 use self::owner::drop_optimizer;
+pub(super) use self::owner::find;
 pub use self::parameters::{ParamGroup, ParameterRef};
 pub use self::report::{OwnerReport, StepReport, StepSummary};
 pub use self::step::StepFuture;

@@ -129,11 +129,11 @@ impl StepOptions {
         self.clip.map_or(Ok(()), |clip| clip.check())
     }
 
-    pub(super) fn check_for(&self, operation: &str, parameters: usize) -> Result<()> {
+    pub(super) fn check_for(&self, operation: impl FnOnce() -> String, parameters: usize) -> Result<()> {
         self.check()?;
         match &self.expected {
             Some(expected) if expected.versions.len() != parameters => Err(ErrorKind::Argument {
-                op: operation.into(),
+                op: operation(),
                 what: format!("{} expected versions for {parameters} parameters", expected.versions.len()),
             }
             .into()),

@@ -54,6 +54,9 @@ struct Part {
     elements: usize,
 }
 
+/// Options of an owner's groups, and states of its parameters.
+type Loaded = (Vec<OptimizerSpec>, Vec<Option<ParameterState>>);
+
 #[derive(Debug)]
 enum Ticket {
     Cancelled,
@@ -93,6 +96,46 @@ impl OwnerOptimizer {
     /// This step has been passed on.
     pub(super) fn has_passed(&self, number: u64) {
         self.passed.fetch_max(number + 1, Ordering::SeqCst);
+    }
+
+    /// The state of the parameters that have one, by their places, after changes of options.
+    pub(in crate::dist) fn states(&self, changed: Option<ChangedOptions>) -> Result<Vec<(u32, ParameterState)>> {
+        let mut part = lock(&self.part);
+        part.make_changes(changed)?;
+        let each = part.places.iter().enumerate();
+        Ok(each
+            .filter_map(|(local, &place)| Some((place, part.optimizer.saved_state(local)?)))
+            .collect())
+    }
+
+    /// Checks options, by the client's numbers of groups, and states; gives both in the order of this owner. Parameters that aren't named have none.
+    pub(in crate::dist) fn check_states(
+        &self,
+        rank: u32,
+        groups: &[(u32, OptimizerSpec)],
+        states: impl Iterator<Item = (u32, ParameterState)>,
+    ) -> Result<Loaded> {
+        let part = lock(&self.part);
+        let missing = |what: &str| no_such("loading state", rank, what);
+        let of_group = |number: &u32| groups.iter().find(|g| g.0 == *number).map(|g| g.1.clone());
+        let specs = part.groups.iter().map(of_group).collect::<Option<Vec<_>>>();
+        let specs = specs.ok_or_else(|| missing("options of each group"))?;
+        let mut loaded = vec![None; part.optimizer.len()];
+        for (place, state) in states {
+            let local = part.local(place).ok_or_else(|| missing(&format!("parameter {place}")))?;
+            if let Some(group) = part.optimizer.group_of(local) {
+                part.optimizer.check_state(&specs[group], local, &state)?;
+            }
+            loaded[local] = Some(state);
+        }
+        Ok((specs, loaded))
+    }
+
+    /// Puts options and states in place that were checked. The options are those after change `changes`.
+    pub(in crate::dist) fn replace(&self, specs: Vec<OptimizerSpec>, states: Vec<Option<ParameterState>>, changes: u64) {
+        let mut part = lock(&self.part);
+        part.optimizer.replace(specs, states);
+        part.changes = changes;
     }
 
     fn ticket(&self, rank: u32, number: u64) -> Result<Ticket> {
@@ -259,7 +302,7 @@ fn no_such(operation: &str, owner: u32, what: &str) -> crate::Error {
     .into()
 }
 
-pub(super) fn find(scope: &Scope, operation: &str, id: OptimizerId) -> Result<Arc<OwnerOptimizer>> {
+pub(in crate::dist) fn find(scope: &Scope, operation: &str, id: OptimizerId) -> Result<Arc<OwnerOptimizer>> {
     let found = Tables::of(&scope.caller().runtime)?.optimizer(id);
     found.ok_or_else(|| no_such(operation, scope.rank(), &format!("optimizer {id}")))
 }
@@ -451,11 +494,8 @@ crate::remote! {
 
     /// The state of the parameters that have one, by their places, after changes of options.
     pub(super) fn read_state(scope: &Scope, id: OptimizerId, changed: Option<ChangedOptions>) -> Result<Vec<(u32, SentState)>> {
-        let owner = find(scope, "state_dict", id)?;
-        let mut part = lock(&owner.part);
-        part.make_changes(changed)?;
-        let each = part.places.iter().enumerate();
-        Ok(each.filter_map(|(local, &place)| Some((place, (&part.optimizer.saved_state(local)?).into()))).collect())
+        let states = find(scope, "state_dict", id)?.states(changed)?;
+        Ok(states.iter().map(|(place, state)| (*place, state.into())).collect())
     }
 
     /// The first round of loading state: checks it. Parameters that aren't named lose theirs.
@@ -467,19 +507,8 @@ crate::remote! {
         states: Vec<(u32, SentState)>,
     ) -> Result<()> {
         let owner = find(scope, "load_state_dict", id)?;
-        let part = lock(&owner.part);
-        let of_group = |number: &u32| groups.iter().find(|g| g.0 == *number).map(|g| g.1.clone());
-        let specs = part.groups.iter().map(of_group).collect::<Option<Vec<_>>>();
-        let specs = specs.ok_or_else(|| no_such("load_state_dict", scope.rank(), "options of each group"))?;
-        let mut loaded = vec![None; part.optimizer.len()];
-        for (place, state) in states {
-            let local = part.local(place).ok_or_else(|| no_such("load_state_dict", scope.rank(), &format!("parameter {place}")))?;
-            let state = ParameterState::from(state);
-            if let Some(group) = part.optimizer.group_of(local) {
-                part.optimizer.check_state(&specs[group], local, &state)?;
-            }
-            loaded[local] = Some(state);
-        }
+        let states = states.into_iter().map(|(place, state)| (place, ParameterState::from(state)));
+        let (specs, loaded) = owner.check_states(scope.rank(), &groups, states)?;
         owner.keep(ticket, Ticket::State(specs, loaded));
         Ok(())
     }
@@ -490,9 +519,7 @@ crate::remote! {
         let Ticket::State(specs, states) = owner.ticket(scope.rank(), ticket)? else {
             return Err(no_such("load_state_dict", scope.rank(), "prepared state"));
         };
-        let mut part = lock(&owner.part);
-        part.optimizer.replace(specs, states);
-        part.changes = changes;
+        owner.replace(specs, states, changes);
         Ok(())
     }
 

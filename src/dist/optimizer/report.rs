@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 
 use crate::optim::{Norm, ParameterReport};
 
@@ -170,7 +171,7 @@ impl StepReport {
     /// Each parameter's norm, in the order of the list, put together.
     fn norm_of_rows(&self) -> Option<f64> {
         let kind = self.owners.first()?.norm_kind;
-        let mut norms: Vec<(u32, f64)> = self
+        let mut norms: SmallVec<[(u32, f64); 8]> = self
             .owners
             .iter()
             .flat_map(|o| o.places.iter().zip(&o.parameters))

@@ -4,10 +4,40 @@ use std::sync::atomic::Ordering;
 
 use super::DistributedOptimizer;
 use super::ask::{self, Asking};
+use super::changes::ChangedOptions;
 use super::owner::{apply_state, prepare_state, read_state, zero_state};
 use crate::dist::sent::SentState;
-use crate::optim::{GroupState, StateDict};
+use crate::optim::{GroupState, OptimizerSpec, StateDict};
+use crate::protocol::OptimizerId;
 use crate::{ErrorKind, Result};
+
+/// For checkpoints.
+impl DistributedOptimizer {
+    pub(in crate::dist) fn id(&self) -> OptimizerId {
+        self.id
+    }
+
+    /// The numbers that owners know groups by.
+    pub(in crate::dist) fn group_numbers(&self) -> &[u32] {
+        &self.numbers
+    }
+
+    /// The number of the last change of options.
+    pub(in crate::dist) fn last_change(&self) -> u64 {
+        self.changes.last()
+    }
+
+    /// Each owner, and the changes that it may not have made.
+    pub(in crate::dist) fn changed_of_owners(&self) -> impl Iterator<Item = (u32, Option<ChangedOptions>)> {
+        self.owners.iter().map(|owner| (owner.rank, self.changed(owner)))
+    }
+
+    /// All options are replaced on the owners, too, as the change after the last one.
+    pub(in crate::dist) fn replace_specs(&mut self, specs: Vec<OptimizerSpec>) -> u64 {
+        self.specs = specs;
+        self.changes.replaced()
+    }
+}
 
 impl DistributedOptimizer {
     fn group_states(&self) -> Vec<GroupState> {
@@ -91,8 +121,7 @@ impl DistributedOptimizer {
             self.owners.iter().for_each(|o| self.cancel(o.rank, ticket, None));
             return Err(error);
         }
-        let changes = self.changes.replaced();
-        self.specs = dict.groups.iter().map(|g| g.spec.clone()).collect();
+        let changes = self.replace_specs(dict.groups.iter().map(|g| g.spec.clone()).collect());
         let asked = self.ask_all(apply_state, &Asking::QUEUED, |_, bytes| {
             crate::wire::write(&(self.id, ticket, changes), bytes)
         });

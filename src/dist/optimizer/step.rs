@@ -4,7 +4,9 @@ use std::borrow::Borrow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::ask::{self, Asked, Asking};
+use smallvec::SmallVec;
+
+use super::ask::{self, Answers, Asked, Asking};
 use super::changes::ChangedOptions;
 use super::options::{NotFinite, StepOptions};
 use super::owner::{Extras, Prepared, apply_step, cancel_round, parameter_versions, prepare_step, step_optimizer};
@@ -77,8 +79,8 @@ impl DistributedOptimizer {
     fn begin<C: Borrow<Context>>(&self, contexts: &[C], options: StepOptions, waits: bool) -> Result<StepFuture<'_>> {
         let runtime = &self.caller.runtime;
         runtime.check_alive("step")?;
-        options.check_for(&self.operation(), self.parameters.len())?;
-        let contexts: Vec<ContextId> = contexts.iter().map(|c| c.borrow().id()).collect();
+        options.check_for(|| self.operation(), self.parameters.len())?;
+        let contexts: SmallVec<[ContextId; 2]> = contexts.iter().map(|c| c.borrow().id()).collect();
         for (place, &context) in contexts.iter().enumerate() {
             runtime.check_context("step", context)?;
             runtime.check_gradients("step", context)?;
@@ -152,7 +154,7 @@ impl DistributedOptimizer {
 #[derive(Debug)]
 pub struct StepFuture<'a> {
     optimizer: &'a DistributedOptimizer,
-    contexts: Vec<ContextId>,
+    contexts: SmallVec<[ContextId; 2]>,
     options: StepOptions,
     stage: Stage,
 }
@@ -245,7 +247,7 @@ impl StepFuture<'_> {
         if optimizer.has_tree() {
             let passed = Passed::Prepare {
                 ticket,
-                contexts: self.contexts.clone(),
+                contexts: self.contexts.to_vec(),
                 changed: optimizer.changed_anywhere(),
                 norm: options.norm(),
             };
@@ -270,14 +272,14 @@ impl StepFuture<'_> {
         };
         let call = optimizer.ask(owner.rank, prepare_step(), &asking, |bytes| {
             let (norm, expected, changed) = (options.norm(), &options.expected, optimizer.changed(owner));
-            crate::wire::write(&(optimizer.id, ticket, &self.contexts, changed, norm, expected), bytes)
+            crate::wire::write(&(optimizer.id, ticket, &self.contexts[..], changed, norm, expected), bytes)
         });
         (owner.rank, call)
     }
 
     /// Asks owner after owner to keep its turn, in ascending order of ranks, so that clients can't wait for each other; until one refuses.
-    fn prepare_in_turn(&self, ticket: u64) -> (Vec<Kept>, Vec<(u32, Result<Prepared>)>) {
-        let (mut kept, mut answers) = (Vec::new(), Vec::new());
+    fn prepare_in_turn(&self, ticket: u64) -> (Vec<Kept>, Answers<Prepared>) {
+        let (mut kept, mut answers) = (Vec::new(), Answers::new());
         for owner in &self.optimizer.owners {
             let (rank, call) = self.prepare_on(owner, ticket, Turn::Keep, true);
             kept.push((rank, call.as_ref().ok().map(|call| call.request)));
@@ -292,19 +294,17 @@ impl StepFuture<'_> {
     }
 
     fn applied(&self, round: Round, scale: f64) -> Result<StepReport> {
-        let (optimizer, operation) = (self.optimizer, self.optimizer.operation());
+        let optimizer = self.optimizer;
+        let operation = || optimizer.operation();
         match round {
             Round::Tree(call) => {
-                let all = optimizer.gather_tree(&operation, call.and_then(ask::answer), true)?;
+                let all = optimizer.gather_tree(operation, call.and_then(ask::answer), true)?;
                 Ok(StepReport::of_tree(all.summary, optimizer.placed(all.rows), scale))
             }
             Round::Each(asked) => {
                 let answers = ask::collect::<OwnerReport>(asked);
                 optimizer.note_made(&answers);
-                Ok(StepReport::of_rows(
-                    optimizer.placed(ask::gather(&operation, answers, true)?),
-                    scale,
-                ))
+                Ok(StepReport::of_rows(optimizer.placed(ask::gather(operation, answers, true)?), scale))
             }
             Round::InTurn => Err(argument("a second round in turn".into())),
         }
@@ -313,11 +313,11 @@ impl StepFuture<'_> {
     /// What the first round found, and which owners keep their turns.
     fn found(&self, ticket: u64, round: Round) -> (Vec<Kept>, Result<Found>) {
         let optimizer = self.optimizer;
-        let operation = format!("{} (nothing was applied)", optimizer.operation());
+        let operation = || format!("{} (nothing was applied)", optimizer.operation());
         let everyone = || optimizer.owners.iter().map(|o| (o.rank, None)).collect();
         let (kept, answers) = match round {
             Round::Tree(call) => {
-                let all = optimizer.gather_tree(&operation, call.and_then(ask::answer), false);
+                let all = optimizer.gather_tree(operation, call.and_then(ask::answer), false);
                 let found = all.map(|all| Found {
                     report: StepReport::of_tree(all.summary, optimizer.placed(all.rows), 1.0),
                     not_finite: all.not_finite,
@@ -328,7 +328,7 @@ impl StepFuture<'_> {
             Round::InTurn => self.prepare_in_turn(ticket),
         };
         optimizer.note_made(&answers);
-        let found = ask::gather(&operation, answers, false).map(|prepared| Found {
+        let found = ask::gather(operation, answers, false).map(|prepared| Found {
             not_finite: prepared.iter().flat_map(|p| p.not_finite.clone()).collect(),
             report: StepReport::of_rows(optimizer.placed(prepared.into_iter().map(|p| p.report).collect()), 1.0),
         });

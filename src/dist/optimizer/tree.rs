@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
 
-use super::ask::{self, Asking, ask};
+use super::ask::{self, Asking, Operation, ask};
 use super::changes::ChangedOptions;
 use super::options::{ExpectedVersions, StepOptions};
 use super::owner::{Extras, Prepared, apply_step, find, prepare_step, set_children, step_optimizer};
@@ -189,7 +189,7 @@ impl DistributedOptimizer {
     }
 
     /// All that owners answered, or every failure. With `applies`, owners below one that didn't answer may have done what they were asked.
-    pub(super) fn gather_tree(&self, operation: &str, answer: Result<Gathered>, applies: bool) -> Result<Gathered> {
+    pub(super) fn gather_tree(&self, operation: impl Operation, answer: Result<Gathered>, applies: bool) -> Result<Gathered> {
         let mut all = answer.unwrap_or_else(|error| Gathered::failed(self.head(), error));
         if all.failures.is_empty() {
             self.owners
@@ -219,7 +219,7 @@ impl DistributedOptimizer {
             }
         }
         Err(ErrorKind::Owners {
-            operation: operation.into(),
+            operation: operation.name(),
             owners: self.owners.len(),
             failures: all.failures,
             updated,

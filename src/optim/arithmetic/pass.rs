@@ -10,7 +10,7 @@ use super::sums::{BLOCK, Lanes, add_squares_to};
 const LINE: usize = 64;
 /// Elements that are updated before the squares of their gradients are summed: few enough to stay in the first-level cache, and for the processor to do
 /// one while it waits for the memory of the other.
-const STRIP: usize = 512;
+const STRIP: usize = 256;
 
 /// The places of a strip, of [`count`] in all. All but the first, which is short, begin at the start of a cache line. Arrays of one length mostly lie
 /// alike, so this aligns all of them; stores across lines cost half of the speed.

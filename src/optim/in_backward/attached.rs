@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::Value;
 
-use super::{InBackward, lock};
+use super::{InBackward, gathered, lock};
 use crate::optim::clip::clamped;
 use crate::optim::{Optimizer, OptimizerSpec, ParameterReport, ParameterState};
 use crate::tensor::{Gradient, Leaf, Tensor};
@@ -25,7 +25,7 @@ pub(crate) struct Attached {
     progress: Mutex<Progress>,
 }
 
-struct Progress {
+pub(super) struct Progress {
     spec: OptimizerSpec,
     state: Option<ParameterState>,
     /// Sum of the gradients since the last update, of so many backwards.
@@ -116,6 +116,47 @@ impl Attached {
         state.check("load_state", rule.scalars(), &rule.arrays(spec.shape()), spec.dtype)?;
         progress.state = Some(state);
         Ok(())
+    }
+
+    /// What a checkpoint holds: the state, and what was gathered for the next update. `None` if it was never used.
+    pub(super) fn saved(&self, leaf: &Leaf) -> Option<ParameterState> {
+        let progress = lock(&self.progress);
+        let state = progress.state.as_ref().filter(|state| state.is_used());
+        let state = state.map(|state| state.kept(&progress.spec.rule().arrays(leaf.spec().shape())));
+        let mut saved = state.unwrap_or_default();
+        if progress.backwards > 0 {
+            saved = gathered::join(&saved, progress.backwards, progress.pending.as_ref());
+        }
+        (!saved.is_empty()).then_some(saved)
+    }
+
+    /// What [`saved`](Self::saved) gave, checked against these options.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Argument`] for a state that the rule doesn't keep, or a gradient that isn't the parameter's.
+    pub(super) fn restored(&self, leaf: &Leaf, options: OptimizerSpec, saved: Option<ParameterState>) -> Result<Progress> {
+        let (state, backwards, pending) = match saved {
+            Some(saved) => gathered::split(saved, leaf.spec().shape())?,
+            None => (None, 0, None),
+        };
+        let (rule, spec) = (options.rule(), leaf.spec());
+        if let Some(state) = &state {
+            state.check("restore", rule.scalars(), &rule.arrays(spec.shape()), spec.dtype)?;
+        }
+        if let Some(gradient) = &pending {
+            gradient.check("restore", spec)?;
+        }
+        Ok(Progress {
+            spec: options,
+            state,
+            pending,
+            backwards,
+            last: None,
+        })
+    }
+
+    pub(super) fn replace(&self, progress: Progress) {
+        *lock(&self.progress) = progress;
     }
 
     /// The gradient of the last update, if it is to be kept.

@@ -12,6 +12,7 @@
 //! retained keeps the values that it saw, and a second backward through it goes by them.
 
 mod attached;
+mod gathered;
 pub(crate) mod groups;
 mod leaf;
 mod optimizers;

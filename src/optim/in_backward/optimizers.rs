@@ -151,6 +151,20 @@ impl InBackwardOptimizers {
         tensor.leaf().map_or(Ok(()), |leaf| one.load_state(leaf, state))
     }
 
+    /// All of one that a checkpoint holds, as a state with names of its own; `None` if it was never used.
+    pub(crate) fn saved(&self, place: usize) -> Result<Option<ParameterState>> {
+        let (tensor, one) = self.at(place)?;
+        Ok(tensor.leaf().and_then(|leaf| one.saved(leaf)))
+    }
+
+    /// Checks what [`saved`](Self::saved) gave, and options for it; what is returned puts both in place.
+    pub(crate) fn stage(&self, place: usize, spec: OptimizerSpec, saved: Option<ParameterState>) -> Result<impl FnOnce() + Send + use<>> {
+        let (tensor, one) = self.at(place)?;
+        let progress = tensor.leaf().map(|leaf| one.restored(leaf, spec, saved)).transpose()?;
+        let one = Arc::clone(one);
+        Ok(move || progress.into_iter().for_each(|progress| one.replace(progress)))
+    }
+
     /// The gradient that one used in its last update, if [`InBackward::keep_gradient`] asks for it.
     ///
     /// # Errors

@@ -22,13 +22,13 @@ pub(crate) trait Vectors {
 #[derive(Debug)]
 pub(crate) struct Driver {
     options: Lbfgs,
-    history: History,
+    pub(super) history: History,
     /// No direction was made yet, or the vectors may not fit together any more.
-    fresh: bool,
+    pub(super) fresh: bool,
     /// The step length of the last move, if it can make a pair.
-    moved: Option<f64>,
+    pub(super) moved: Option<f64>,
     /// Number of the last gradient.
-    number: u64,
+    pub(super) number: u64,
 }
 
 /// One step under way.

@@ -11,16 +11,16 @@ const LEAST_CURVATURE: f64 = 1e-10;
 #[derive(Debug)]
 pub(super) struct History {
     size: usize,
-    pairs: VecDeque<Pair>,
+    pub(super) pairs: VecDeque<Pair>,
     /// `H` before any pair is a multiple of the identity.
-    scale: f64,
+    pub(super) scale: f64,
 }
 
 /// One pair's `y` times each `s`, and times each `y`: of the older pairs, oldest first, and then its own.
 #[derive(Debug)]
-struct Pair {
-    with_s: VecDeque<f64>,
-    with_y: VecDeque<f64>,
+pub(super) struct Pair {
+    pub(super) with_s: VecDeque<f64>,
+    pub(super) with_y: VecDeque<f64>,
 }
 
 impl Pair {

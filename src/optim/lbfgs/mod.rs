@@ -9,6 +9,7 @@ mod history;
 mod line_search;
 mod local;
 mod part;
+mod saved;
 mod shard;
 #[cfg(test)]
 mod tests;
@@ -19,6 +20,7 @@ use serde_json::Value;
 pub(crate) use driver::{Driver, Vectors};
 pub use local::LbfgsOptimizer;
 pub(crate) use part::{Ask, Direction, Gathered, Part, Slope, add};
+pub(crate) use saved::DriverState;
 
 use super::options::{Check, options};
 use super::table;

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Lbfgs;
 use super::shard::{Shard, Vectors};
+use crate::optim::ParameterState;
 use crate::optim::arithmetic::maximum;
 use crate::tensor::{DType, Gradient, Tensor};
 use crate::{ErrorKind, Result};
@@ -92,6 +93,10 @@ impl Slope {
     }
 }
 
+/// Vectors that can be put into the [`Part`] that checked them.
+#[derive(Debug)]
+pub(crate) struct Shards(Vec<Box<dyn Shard>>);
+
 /// The vectors of some parameters of this rank. Each answer is a row a parameter, in their order.
 #[derive(Debug)]
 pub(crate) struct Part {
@@ -138,6 +143,26 @@ impl Part {
             places,
             shards,
         })
+    }
+
+    /// All vectors of each parameter, by name.
+    pub(crate) fn saved(&self) -> Result<Vec<ParameterState>> {
+        self.shards.iter().map(|shard| shard.saved()).collect()
+    }
+
+    /// The vectors that [`saved`](Self::saved) gave, checked.
+    pub(crate) fn restored(&self, saved: &[ParameterState]) -> Result<Shards> {
+        let each = self.parameters.iter().zip(saved);
+        each.map(|(tensor, state)| match tensor.dtype() {
+            DType::F32 => Ok(Box::new(Vectors::<f32>::restored(tensor.clone(), state)?) as Box<dyn Shard>),
+            _ => Ok(Box::new(Vectors::<f64>::restored(tensor.clone(), state)?) as Box<dyn Shard>),
+        })
+        .collect::<Result<_>>()
+        .map(Shards)
+    }
+
+    pub(crate) fn replace(&mut self, restored: Shards) {
+        self.shards = restored.0;
     }
 
     /// Takes the gradient of each parameter, checked before any is kept.

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::part::{Ask, Direction, Gathered, Slope};
-use crate::optim::Float;
 use crate::optim::arithmetic::{maximum, sum};
+use crate::optim::{Float, ParameterState};
 use crate::tensor::{Data, Gradient, Tensor};
 use crate::{Error, ErrorKind, Result};
 
@@ -18,6 +18,8 @@ pub(super) trait Shard: std::fmt::Debug + Send + Sync {
     fn direct(&mut self, direction: &Direction) -> Result<Slope>;
     /// Moves the parameter to the base plus `t` times the direction.
     fn go(&mut self, t: f64) -> Result<()>;
+    /// All vectors, by name.
+    fn saved(&self) -> Result<ParameterState>;
 }
 
 /// The vectors of one parameter; each is as long as it.
@@ -61,6 +63,36 @@ impl<T: Float> Vectors<T> {
             s: VecDeque::new(),
             y: VecDeque::new(),
         }
+    }
+
+    /// Those that [`Shard::saved`] gave.
+    pub(super) fn restored(parameter: Tensor, saved: &ParameterState) -> Result<Self> {
+        let mut vectors = Self::new(parameter);
+        let shape = vectors.parameter.shape();
+        if let Some((name, data)) = saved.arrays().find(|(_, data)| data.shape() != shape || data.dtype() != T::DTYPE) {
+            let found = (data.dtype(), data.shape());
+            return Err(argument(format!(
+                "`{name}` is {found:?}, and its parameter {:?}",
+                (T::DTYPE, shape)
+            )));
+        }
+        let vector = |name: String| saved.array(&name).map(elements::<T>).transpose();
+        let history = |name: &str| {
+            (0..)
+                .map_while(|place| vector(format!("{name}.{place}")).transpose())
+                .collect::<Result<_>>()
+        };
+        vectors.direction = vector("direction".into())?.unwrap_or_default();
+        vectors.base = saved.array("base").cloned();
+        vectors.base_number = saved.scalar("base_number").unwrap_or(0.0) as u64;
+        vectors.s = history("s")?;
+        vectors.y = history("y")?;
+        for (name, data) in saved.arrays() {
+            if let Some(number) = name.strip_prefix("gradient.").and_then(|number| number.parse().ok()) {
+                vectors.gradients.insert(number, elements(data)?);
+            }
+        }
+        Ok(vectors)
     }
 
     fn gradient(&self, number: u64) -> Result<&[T]> {
@@ -163,12 +195,38 @@ impl<T: Float> Shard for Vectors<T> {
         leaf.set_data(data)?;
         Ok(())
     }
+
+    fn saved(&self) -> Result<ParameterState> {
+        let mut arrays = vec![];
+        let mut add = |name: String, vector: &[T]| {
+            let data = Tensor::from_vec::<T>(vector.to_vec(), self.parameter.shape())?.data();
+            arrays.push((name, data));
+            Ok::<_, Error>(())
+        };
+        if !self.direction.is_empty() {
+            add("direction".into(), &self.direction)?;
+        }
+        for (number, gradient) in &self.gradients {
+            add(format!("gradient.{number}"), gradient)?;
+        }
+        for (name, vectors) in [("s", &self.s), ("y", &self.y)] {
+            for (place, vector) in vectors.iter().enumerate() {
+                add(format!("{name}.{place}"), vector)?;
+            }
+        }
+        arrays.extend(self.base.clone().map(|base| ("base".into(), base)));
+        Ok(ParameterState::from_parts(
+            vec![("base_number".into(), self.base_number as f64)],
+            arrays,
+        ))
+    }
 }
 
 fn lost(what: String) -> Error {
-    ErrorKind::Argument {
-        op: "LBFGS".into(),
-        what: format!("{what} is not there: two steps of one optimizer got mixed up"),
-    }
-    .into()
+    argument(format!("{what} is not there: two steps of one optimizer got mixed up"))
+}
+
+fn argument(what: String) -> Error {
+    let op = "LBFGS".into();
+    ErrorKind::Argument { op, what }.into()
 }

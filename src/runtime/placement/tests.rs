@@ -199,7 +199,7 @@ fn a_panic_inside_becomes_a_line() {
 fn odd_topologies_leave_a_plan() {
     const MARK: &str = "PLACEMENT_ODD_TOPOLOGY";
     if std::env::var_os(MARK).is_some() {
-        crate::runtime::logging::init().unwrap();
+        crate::runtime::logging::init("").unwrap();
         let placement = place(
             &Settings {
                 progress: Progress::Dedicated,

@@ -12,13 +12,13 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::mpi::{self, ThreadLevel};
-use super::{Delivery, Frame, Traffic, Transport};
+use super::{Delivery, Frame, Landing, Loss, Traffic, Transport};
 use crate::Result;
 use held::Held;
 use plan::{ALL, Fault, Plan};
 
 /// Places of a rank's life, beside the kinds of messages: before ranks agree on settings, before they compare programs, at the end.
-pub(crate) const PLACES: [&str; 3] = ["init", "start", "close"];
+pub(crate) const PLACES: [&str; 4] = ["init", "start", "close", "finalize"];
 
 /// How long the launcher gets to pass on what a rank wrote before it was killed.
 const OUTPUT_PAUSE: Duration = Duration::from_millis(200);
@@ -211,6 +211,10 @@ impl Transport for Faulty {
         self.inner.poll(inbox)
     }
 
+    fn receive_into(&self, landing: Landing<'_>, wait: &mut dyn FnMut()) -> bool {
+        self.inner.receive_into(landing, wait)
+    }
+
     fn spin(&self, looks: u32) {
         self.inner.spin(looks);
     }
@@ -256,6 +260,10 @@ impl Transport for Faulty {
         self.passes("close");
         self.held.close();
         self.inner.close()
+    }
+
+    fn on_loss(&self, hook: Box<dyn Fn(&Loss) + Send + Sync>) {
+        self.inner.on_loss(hook);
     }
 
     fn abort(&self, code: i32) -> ! {

@@ -212,6 +212,34 @@ impl Comm {
             .collect())
     }
 
+    /// Sends bytes to one rank, and gives those that another one sent: at most `most`. Collective over a ring of ranks, blocking.
+    pub(super) fn exchange(&self, bytes: &[u8], to: u32, from: u32, most: usize) -> Result<Vec<u8>> {
+        let mut theirs = vec![0u8; most];
+        let mut count = 0;
+        let mut status = std::mem::MaybeUninit::<ffi::MPI_Status>::uninit();
+        // SAFETY: both buffers are apart, valid for their counts, and the call blocks until MPI is done with them.
+        unsafe {
+            mpi_call!(MPI_Sendrecv(
+                bytes.as_ptr().cast(),
+                bytes.len() as c_int,
+                ffi::RSMPI_UINT8_T,
+                to as c_int,
+                0,
+                theirs.as_mut_ptr().cast(),
+                most as c_int,
+                ffi::RSMPI_UINT8_T,
+                from as c_int,
+                0,
+                self.raw.0,
+                status.as_mut_ptr(),
+            ))
+        }?;
+        // SAFETY: the call has written the status, that of a receive of bytes.
+        unsafe { mpi_call!(MPI_Get_count(status.as_ptr(), ffi::RSMPI_UINT8_T, &mut count)) }?;
+        theirs.truncate(usize::try_from(count).unwrap_or(0));
+        Ok(theirs)
+    }
+
     /// Blocks until all ranks called it. Collective.
     pub(super) fn barrier(&self) -> Result<()> {
         // SAFETY: our communicator is live.

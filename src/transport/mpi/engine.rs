@@ -2,6 +2,7 @@
 
 use super::comm::Comm;
 use super::incoming::{Incoming, Peers};
+use super::landing::Landed;
 use super::message::{self, Message};
 use super::order::{NUMBER, Order};
 use super::outgoing::Outgoing;
@@ -17,7 +18,7 @@ pub(super) struct Engine {
     pub(super) outgoing: Outgoing,
     bells: Bells,
     ring: Ring,
-    incoming: Incoming,
+    pub(super) incoming: Incoming,
     order: Order,
     batch: usize,
     /// Messages of every kind received from other ranks.
@@ -47,7 +48,7 @@ impl Engine {
 
     /// Moves everything on; appends what arrived; says whether anything moved.
     pub(super) fn progress(&mut self, inbox: &mut Vec<(u32, Delivery)>) -> Result<bool> {
-        let before = self.received;
+        let (before, had) = (self.received, inbox.len());
         let mut moved = false;
         // A batch at most, so that others get the lock and the caller its messages.
         for _ in 0..self.batch {
@@ -72,7 +73,8 @@ impl Engine {
             self.received += self.incoming.progress(&mut peers)?;
         }
         let collected = self.outgoing.len() > 0 && self.outgoing.collect()?;
-        Ok(moved || collected || self.received != before)
+        // What was lent may have filled outside of here.
+        Ok(moved || collected || self.received != before || inbox.len() != had)
     }
 
     /// Takes the oldest message of the mailbox, if there is one.
@@ -122,6 +124,13 @@ impl Engine {
         // Also after a message that makes no sense: the inbox goes on.
         ring.next(comm)?;
         handled
+    }
+
+    /// Takes back memory that was lent, unless receives are posted into it; moves on those that are.
+    pub(super) fn lift(&mut self, key: u64) -> Result<Landed> {
+        let (arrived, landed) = self.incoming.lift(key, &self.bells)?;
+        self.received += arrived;
+        Ok(landed)
     }
 
     /// Whether messages lie in the mailbox.

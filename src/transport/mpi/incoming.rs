@@ -3,10 +3,12 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::comm::{Comm, Request};
+use super::landing::{Landed, Landings, Lent};
 use super::message::{self, Lead, Message};
 use super::outgoing::Outgoing;
 use super::page::Bells;
 use crate::Result;
+use crate::tensor::Data;
 use crate::transport::pool::Pool;
 use crate::transport::segment::{Buffer, Layout, decode_error, shaped, total_bytes};
 use crate::transport::{Delivery, Frame, Settings};
@@ -33,6 +35,7 @@ pub(super) struct Incoming {
     /// For each sender with a large frame on its way: that frame, and all that came after it.
     behind: HashMap<u32, VecDeque<Place>>,
     pool: Pool,
+    pub(super) landings: Landings,
 }
 
 /// A place in a sender's order.
@@ -64,6 +67,8 @@ pub(super) enum Stage {
         header: Vec<u8>,
         layouts: Vec<Layout>,
         buffers: Vec<Buffer>,
+        /// In place of buffers.
+        lent: Option<Lent>,
     },
 }
 
@@ -104,6 +109,7 @@ impl Stage {
                 header,
                 layouts,
                 buffers: Vec::new(),
+                lent: None,
             })
         })
     }
@@ -112,6 +118,7 @@ impl Stage {
     fn memory(&mut self, pool: &mut Pool) -> Result<Vec<&mut [u8]>> {
         match self {
             Stage::Lead(lead) => Ok(vec![lead]),
+            Stage::Segments { lent: Some(lent), .. } => Ok(vec![lent.memory()]),
             Stage::Segments { layouts, buffers, .. } => {
                 for layout in &*layouts {
                     buffers.push(pool.take(layout.dtype, layout.len()?));
@@ -124,6 +131,14 @@ impl Stage {
         }
     }
 
+    /// The key of the memory that was lent for it.
+    fn lent(&self) -> Option<u64> {
+        match self {
+            Stage::Segments { lent, .. } => lent.as_ref().map(|lent| lent.key),
+            Stage::Lead(_) => None,
+        }
+    }
+
     /// What has arrived, once all of it is there.
     fn deliver(self, bytes: u64, limit: u64, pool: &mut Pool) -> Result<Delivery> {
         Ok(match self {
@@ -131,7 +146,15 @@ impl Stage {
                 let (_, header) = message::decode_lead(&lead)?;
                 Delivery::Refused { header, bytes, limit }
             }
-            Stage::Segments { header, layouts, buffers } => {
+            Stage::Segments {
+                header, lent: Some(lent), ..
+            } => {
+                let segments = vec![Data::zeros(lent.dtype(), &[0])];
+                Delivery::Frame(Frame { header, segments })
+            }
+            Stage::Segments {
+                header, layouts, buffers, ..
+            } => {
                 let mut segments = Vec::with_capacity(buffers.len());
                 for (layout, buffer) in layouts.iter().zip(buffers) {
                     let storage = buffer.into_storage()?;
@@ -155,6 +178,7 @@ impl Incoming {
             next_key: 0,
             behind: HashMap::new(),
             pool: Pool::new(settings.pool_bytes),
+            landings: Landings::default(),
         }
     }
 
@@ -210,7 +234,7 @@ impl Incoming {
             let (from, id, segments) = (transfer.from, transfer.id, transfer.bytes <= self.message_limit);
             self.active.push(transfer);
             let Some(transfer) = self.active.last_mut() else { break };
-            transfer.post(peers.comm, &mut self.pool, self.chunk_limit)?;
+            transfer.post(peers.comm, &mut self.pool, &mut self.landings, self.chunk_limit)?;
             peers.outgoing.message(
                 peers.comm,
                 peers.bells,
@@ -231,14 +255,7 @@ impl Incoming {
         let mut at = 0;
         while at < self.active.len() {
             let transfer = &mut self.active[at];
-            while let Some(request) = transfer.requests.front_mut() {
-                if !request.done()? {
-                    break;
-                }
-                transfer.requests.pop_front();
-                peers.bells.took(transfer.from);
-                arrived += 1;
-            }
+            arrived += transfer.receive(peers.bells)?;
             if !transfer.requests.is_empty() {
                 at += 1;
             } else if !self.segments_follow(peers, at)? {
@@ -259,7 +276,7 @@ impl Incoming {
             return Ok(false);
         };
         transfer.stage = stage;
-        transfer.post(peers.comm, &mut self.pool, self.chunk_limit)?;
+        transfer.post(peers.comm, &mut self.pool, &mut self.landings, self.chunk_limit)?;
         Ok(true)
     }
 
@@ -286,6 +303,34 @@ impl Incoming {
         Ok(())
     }
 
+    /// Takes back memory that was lent, unless receives are posted into it; tests those that are, and counts what arrived.
+    pub(super) fn lift(&mut self, key: u64, bells: &Bells) -> Result<(u64, Landed)> {
+        if self.landings.strike(key) {
+            return Ok((0, Landed::No));
+        }
+        let Some(transfer) = self.active.iter_mut().find(|t| t.stage.lent() == Some(key)) else {
+            return Ok((0, Landed::Yes));
+        };
+        let arrived = transfer.receive(bells)?;
+        // When they are done, the frame is delivered without another look at the memory.
+        let landed = if transfer.requests.is_empty() {
+            Landed::Yes
+        } else {
+            Landed::UnderWay
+        };
+        Ok((arrived, landed))
+    }
+
+    /// Memory in the pool beyond what may be kept unused.
+    pub(super) fn spare(&self) -> usize {
+        self.pool.spare()
+    }
+
+    /// Frees what was given back of that.
+    pub(super) fn trim(&mut self) {
+        self.pool.trim();
+    }
+
     /// Large frames on their way.
     pub(super) fn len(&self) -> usize {
         self.waiting.len() + self.active.len()
@@ -305,8 +350,22 @@ fn check_total(layouts: &[Layout], bytes: u64) -> Result<()> {
 }
 
 impl Transfer {
+    /// Tests its receives, in order; how many are done.
+    fn receive(&mut self, bells: &Bells) -> Result<u64> {
+        let mut arrived = 0;
+        while let Some(request) = self.requests.front_mut() {
+            if !request.done()? {
+                break;
+            }
+            self.requests.pop_front();
+            bells.took(self.from);
+            arrived += 1;
+        }
+        Ok(arrived)
+    }
+
     /// Posts the receives of its stage. The transfer must be among the active ones, which keep its memory even if this fails.
-    fn post(&mut self, comm: &Comm, pool: &mut Pool, chunk_limit: usize) -> Result<()> {
+    fn post(&mut self, comm: &Comm, pool: &mut Pool, landings: &mut Landings, chunk_limit: usize) -> Result<()> {
         let Transfer {
             from,
             tag,
@@ -314,9 +373,13 @@ impl Transfer {
             requests,
             ..
         } = self;
+        if let Stage::Segments { header, layouts, lent, .. } = stage {
+            *lent = landings.take(*from, header, layouts);
+        }
         for part in stage.memory(pool)? {
             for chunk in part.chunks_mut(chunk_limit) {
-                // SAFETY: the part is heap memory of this transfer, which keeps it, untouched, until its requests are done.
+                // SAFETY: the part is heap memory of this transfer, which keeps it, untouched, until its requests are done; or it was lent, and its
+                // owner waits until then.
                 requests.push_back(unsafe { comm.irecv(chunk, Some(*from), i32::from(*tag)) }?);
             }
         }

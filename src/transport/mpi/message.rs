@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::Result;
 use crate::tensor::Data;
 use crate::transport::Frame;
 use crate::transport::segment::{self, Layout, decode_error};
+use crate::{Result, spare};
 
 /// What leads a message. Header and segments that travel in the same message follow it.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -125,10 +125,9 @@ pub(super) fn decode_frame(header: u64, layouts: &[Layout], rest: &[u8]) -> Resu
     if !rest.is_empty() {
         return Err(decode_error(format!("{} bytes follow the last segment", rest.len())));
     }
-    Ok(Frame {
-        header: header.to_vec(),
-        segments,
-    })
+    let mut kept = spare::take();
+    kept.extend_from_slice(header);
+    Ok(Frame { header: kept, segments })
 }
 
 /// The header that follows [`Lead::Here`].

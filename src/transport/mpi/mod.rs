@@ -10,6 +10,7 @@ mod comm;
 mod engine;
 mod futex;
 mod incoming;
+mod landing;
 mod launcher;
 mod mailbox;
 mod message;
@@ -19,6 +20,7 @@ mod page;
 mod process;
 mod ring;
 mod start;
+mod watch;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{
@@ -35,8 +37,9 @@ pub use process::set_blas_threads;
 #[cfg(feature = "faults")]
 pub(super) use process::{kill, stop};
 pub use start::{Host, ThreadLevel};
+use watch::Watch;
 
-use super::{Delivery, Frame, Settings, Traffic, Transport};
+use super::{Delivery, Frame, Landing, Loss, Settings, Traffic, Transport};
 use crate::{ErrorKind, Result};
 
 /// The longest sleep while sends or receives are under way: they need polling to end.
@@ -61,6 +64,7 @@ pub struct MpiTransport {
     /// Whether MPI ends with this transport.
     own_mpi: bool,
     message_limit: u64,
+    eager_limit: usize,
     /// `None` after the end.
     engine: Mutex<Option<Engine>>,
     /// Threads that want the engine's lock to send: the poller stands back for them.
@@ -72,9 +76,13 @@ pub struct MpiTransport {
     own_waiting: AtomicUsize,
     in_flight: AtomicUsize,
     flowing: AtomicUsize,
+    /// Memory in the pool, in use or not, beyond what may be kept unused.
+    spare: AtomicUsize,
     closed: AtomicBool,
     messages: AtomicU64,
     bytes: AtomicU64,
+    /// `None` for one rank alone, and after the end.
+    watch: Mutex<Option<Watch>>,
 }
 
 /// Starts the transport, and MPI if there is no host. Collective over the ranks that take part; blocks until all called it. Works without a
@@ -111,9 +119,18 @@ pub fn start(host: Host<'_>, settings: Settings) -> Result<MpiTransport> {
 
 /// As [`start`], on a rank that may have found already that it can't: then no rank starts, and each learns which one it was.
 pub(crate) fn start_together(host: Host<'_>, settings: Result<Settings>) -> Result<MpiTransport> {
+    // From here on an exit leaves others waiting.
+    process::opened();
+    bring_up(&host, settings).inspect_err(|_| process::closed())
+}
+
+fn bring_up(host: &Host<'_>, settings: Result<Settings>) -> Result<MpiTransport> {
     let own_mpi = host.is_none();
-    let start::Started { comm, thread_level, fit } = start::start(&host)?;
+    let start::Started { comm, thread_level, fit } = start::start(host)?;
     let (rank, size) = (comm.rank, comm.size);
+    // First of all, as whatever follows may wait for a rank that has died.
+    let watch =
+        Watch::start(&comm, settings.as_ref().map_or(true, |settings| settings.watch)).map_err(|error| give_up(own_mpi, None, error))?;
     #[cfg(feature = "faults")]
     super::faults::reached("init", rank);
     let mine = settings.and_then(|settings| fit.and(settings.check()).map(|()| settings));
@@ -122,15 +139,17 @@ pub(crate) fn start_together(host: Host<'_>, settings: Result<Settings>) -> Resu
         Err(error) => {
             // On all ranks alike. The first error is the one to tell.
             let _ = comm.free();
-            return Err(give_up(own_mpi, error));
+            return Err(give_up(own_mpi, watch, error));
         }
     };
     let joined = Doorbells::new(&comm).and_then(|(doorbells, node_ranks)| {
         let engine = Engine::new(comm, doorbells.bells(), &settings)?;
         Ok((doorbells, node_ranks, engine))
     });
-    let (doorbells, node_ranks, engine) = joined.map_err(|error| give_up(own_mpi, error))?;
-    process::opened();
+    let (doorbells, node_ranks, engine) = match joined {
+        Ok(joined) => joined,
+        Err(error) => return Err(give_up(own_mpi, watch, error)),
+    };
     log::debug!(
         "rank {rank} of {size} is up: {thread_level}, {} ranks on this node",
         node_ranks.len()
@@ -142,6 +161,7 @@ pub(crate) fn start_together(host: Host<'_>, settings: Result<Settings>) -> Resu
         thread_level,
         own_mpi,
         message_limit: settings.message_limit,
+        eager_limit: settings.eager_limit,
         engine: Mutex::new(Some(engine)),
         wanted: AtomicUsize::new(0),
         doorbells,
@@ -149,17 +169,22 @@ pub(crate) fn start_together(host: Host<'_>, settings: Result<Settings>) -> Resu
         own_waiting: AtomicUsize::new(0),
         in_flight: AtomicUsize::new(0),
         flowing: AtomicUsize::new(0),
+        spare: AtomicUsize::new(0),
         closed: AtomicBool::new(false),
         messages: AtomicU64::new(0),
         bytes: AtomicU64::new(0),
+        watch: Mutex::new(watch),
     })
 }
 
 /// Ends MPI, if it is ours, after a start that failed.
-fn give_up(own_mpi: bool, error: crate::Error) -> crate::Error {
+fn give_up(own_mpi: bool, watch: Option<Watch>, error: crate::Error) -> crate::Error {
     if own_mpi {
         // The first error is the one to tell.
         let _ = start::finalize();
+    }
+    if let Some(watch) = watch {
+        watch.end();
     }
     error
 }
@@ -232,7 +257,11 @@ impl MpiTransport {
 
     fn note(&self, engine: &Engine) {
         // A store costs more than a look, and mostly nothing has changed. All writers hold the engine.
-        for (seen, now) in [(&self.in_flight, engine.in_flight()), (&self.flowing, engine.flowing())] {
+        for (seen, now) in [
+            (&self.in_flight, engine.in_flight()),
+            (&self.flowing, engine.flowing()),
+            (&self.spare, engine.incoming.spare()),
+        ] {
             if seen.load(Relaxed) != now {
                 seen.store(now, SeqCst);
             }
@@ -380,6 +409,15 @@ impl Transport for MpiTransport {
         Ok(self.progress(inbox)? || moved)
     }
 
+    fn receive_into(&self, landing: Landing<'_>, wait: &mut dyn FnMut()) -> bool {
+        // What comes in one message with its header is copied out of the inbox anyway.
+        if landing.memory.len() < self.eager_limit / 2 || landing.from == self.rank {
+            wait();
+            return false;
+        }
+        landing::receive_into(self, landing, wait)
+    }
+
     fn spin(&self, looks: u32) {
         let looks = if self.in_flight() > 0 { 1 } else { looks };
         self.doorbells.spin(looks, || self.own_waiting.load(Relaxed) > 0);
@@ -397,6 +435,13 @@ impl Transport for MpiTransport {
         } else {
             limit
         };
+        if self.spare.load(Relaxed) > 0
+            && let Ok(mut guard) = self.engine.try_lock()
+            && let Some(engine) = guard.as_mut()
+        {
+            engine.incoming.trim();
+            self.note(engine);
+        }
         self.doorbells.sleep(limit.min(most));
     }
 
@@ -442,10 +487,16 @@ impl Transport for MpiTransport {
         let comm = engine.end()?;
         self.doorbells.free()?;
         comm.free()?;
+        #[cfg(feature = "faults")]
+        super::faults::reached("finalize", self.rank);
         if self.own_mpi {
             start::finalize()?;
         }
         process::closed();
+        // Last of all, as a rank may die in all that went before.
+        if let Some(watch) = lock(&self.watch).take() {
+            watch.end();
+        }
         if dropped > 0 {
             log::warn!(
                 "rank {}: {dropped} frames arrived after the last poll and were dropped at the end",
@@ -453,6 +504,12 @@ impl Transport for MpiTransport {
             );
         }
         Ok(())
+    }
+
+    fn on_loss(&self, hook: Box<dyn Fn(&Loss) + Send + Sync>) {
+        if let Some(watch) = &*lock(&self.watch) {
+            watch.on_loss(hook);
+        }
     }
 
     fn abort(&self, code: i32) -> ! {

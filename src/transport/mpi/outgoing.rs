@@ -7,10 +7,10 @@ use super::message::{self, Message, contiguous_bytes};
 use super::order::{NUMBER, Numbers};
 use super::page::Bells;
 use super::ring::INBOX_TAG;
-use crate::Result;
 use crate::tensor::Data;
 use crate::transport::Frame;
 use crate::transport::segment::decode_error;
+use crate::{Result, spare};
 
 /// Buffers of small messages kept for the next ones.
 const SPARE_BUFFERS: usize = 64;
@@ -71,6 +71,7 @@ impl Outgoing {
     pub(super) fn frame(&mut self, comm: &Comm, bells: &Bells, to: u32, frame: Frame) -> Result<()> {
         let mut slot = self.buffer();
         if let Some(size) = message::encode_frame(&frame, &mut slot[NUMBER..]) {
+            spare::keep(frame.header);
             return self.post(comm, bells, to, slot, size);
         }
         let transfer = self.next_transfer;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use ::mpi::ffi;
 
 use super::call::WORLD_RANK;
+use super::{launcher, watch};
 
 /// How long MPI_Abort gets before the process ends by itself.
 const ABORT_LIMIT: Duration = Duration::from_secs(2);
@@ -40,14 +41,29 @@ extern "C" fn on_exit() {
     if OPEN.load(SeqCst) == 0 {
         return;
     }
-    let rank = WORLD_RANK.load(SeqCst);
+    let rank = match WORLD_RANK.load(SeqCst) {
+        // Inside MPI's start.
+        -1 => launcher::rank(|name| std::env::var(name).ok()).unwrap_or_else(|| "?".into()),
+        rank => rank.to_string(),
+    };
     let message = format!("rank {rank} exits while its world is open; the job is aborted (end each world with `finish`)");
     // A logger may have been torn down already, and must not unwind into C.
     let _ = std::panic::catch_unwind(|| log::error!("{message}"));
     let line = format!("rankgrad: {message}\n");
+    write_stderr(&line);
+    abort(1)
+}
+
+/// One write, so that the lines of several ranks don't mix, and no lock, for another thread may hold it for ever.
+fn write_stderr(line: &str) {
     // SAFETY: the bytes live through the call. A failure can't be reported any more.
     unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
-    abort(1)
+}
+
+/// Says why the job ends, in the log and on stderr: whoever reads the launcher's output must see which rank it was, also without a logger.
+pub(super) fn last_words(why: &str) {
+    log::error!("{why}");
+    write_stderr(&format!("rankgrad: {why}\n"));
 }
 
 /// Ends the whole job with MPI_Abort on MPI_COMM_WORLD. Takes no lock, joins no thread; if MPI doesn't end this process within 2 s, it is killed,
@@ -56,6 +72,7 @@ pub(super) fn abort(code: i32) -> ! {
     // Exit codes have 8 bits: 256 would read as 0.
     let code = if code & 0xff == 0 { 1 } else { code };
     OPEN.store(0, SeqCst);
+    watch::aborting();
     let watchdog = std::thread::Builder::new().spawn(|| {
         std::thread::sleep(ABORT_LIMIT);
         kill()
@@ -74,6 +91,9 @@ pub(super) fn abort(code: i32) -> ! {
     if initialised != 0 && finalised == 0 {
         // SAFETY: MPI is up. Another thread may be inside MPI below MPI_THREAD_MULTIPLE; at worst this call hangs, and the watchdog ends it.
         unsafe { ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, code) };
+    } else if launcher::rank(|name| std::env::var(name).ok()).is_some() {
+        // Only the launcher can end the others, and it takes a signal for a failure, whatever it makes of an exit code.
+        kill()
     }
     // SAFETY: ends the process without running anything else.
     unsafe { libc::_exit(code) }

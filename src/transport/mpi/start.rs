@@ -3,6 +3,8 @@
 use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use ::mpi::ffi;
 use ::mpi::raw::AsRaw;
@@ -180,6 +182,7 @@ fn start_own(up: bool) -> Result<Started> {
         return Err(init_error("the host program has already initialised MPI", cure));
     }
     let mut granted = 0;
+    let patience = Patience::new();
     // SAFETY: MPI takes null for both arguments of `main`.
     unsafe {
         mpi_call!(MPI_Init_thread(
@@ -189,6 +192,7 @@ fn start_own(up: bool) -> Result<Started> {
             &mut granted
         ))?;
     }
+    drop(patience);
     let cure = "rebuild MPI with thread support (Open MPI before 3: --enable-mpi-thread-multiple; MPICH: --enable-threads=multiple)";
     let thread_level = level(granted);
     let fit = enough(thread_level, cure).and_then(|()| check_launcher());
@@ -200,6 +204,32 @@ fn start_own(up: bool) -> Result<Started> {
             let _ = finalize();
             Err(error)
         }
+    }
+}
+
+/// Says in the log, again and again, that MPI's start takes long, until it is dropped. Ranks don't know each other yet: one that died there is seen by its launcher alone.
+struct Patience {
+    _end: mpsc::Sender<()>,
+}
+
+impl Patience {
+    const PAUSE: Duration = Duration::from_secs(10);
+
+    fn new() -> Patience {
+        let (sender, end) = mpsc::channel();
+        let started = Instant::now();
+        let wait = move || {
+            while end.recv_timeout(Self::PAUSE) == Err(mpsc::RecvTimeoutError::Timeout) {
+                log::warn!(
+                    "rank {}: MPI_Init_thread hasn't returned for {} s: other ranks start late, or one has died; `srun --kill-on-bad-exit=1` ends the job then",
+                    launcher::rank(|name| std::env::var(name).ok()).unwrap_or_else(|| "?".into()),
+                    started.elapsed().as_secs()
+                );
+            }
+        };
+        // Without it the start goes on all the same.
+        let _ = std::thread::Builder::new().name("rankgrad-start".into()).spawn(wait);
+        Patience { _end: sender }
     }
 }
 

@@ -1,0 +1,268 @@
+//! What owners do: write their shard from a snapshot, read from shards, put in place what was read.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::file::{self, Sum, wrong};
+use super::manifest::{Parameter, State, parameter_name, state_name};
+use super::safetensors::{self, Entry, Reader};
+use super::table::Table;
+use crate::dist::{OwnerPart, Staged, States};
+use crate::error::CheckpointFault;
+use crate::optim::ParameterState;
+use crate::rpc::{Calls, Scope};
+use crate::rref::RRef;
+use crate::tensor::{Data, Tensor};
+use crate::{ErrorKind, Result};
+
+/// What an owner is to save.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Take {
+    /// Of this save.
+    pub number: u64,
+    pub path: PathBuf,
+    /// Texts for the file.
+    pub metadata: BTreeMap<String, String>,
+    /// Its place in the manifest.
+    pub shard: usize,
+    pub parameters: Vec<(String, RRef<Tensor>)>,
+    /// With the optimizers' names.
+    pub optimizers: Vec<(String, OwnerPart)>,
+}
+
+/// What an owner has saved.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Written {
+    pub bytes: u64,
+    pub crc32: u32,
+    pub parameters: Vec<(String, Parameter)>,
+    /// By optimizer and slot.
+    pub states: Vec<(String, String, State)>,
+}
+
+/// What an owner is to put in place.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Put {
+    /// Of this restore.
+    pub number: u64,
+    /// The files, by their places in the manifest.
+    pub files: Vec<PathBuf>,
+    pub parameters: Vec<(String, RRef<Tensor>, Parameter)>,
+    /// Name, part, and the states that there are.
+    pub optimizers: Vec<(String, OwnerPart, BTreeMap<String, State>)>,
+}
+
+/// Everything of an owner at one moment: arrays are shared with the parameters and states until those change.
+struct Snapshot {
+    entries: Vec<Entry>,
+    written: Written,
+}
+
+impl Snapshot {
+    fn take(scope: &Scope, shard: usize, parameters: Vec<(String, RRef<Tensor>)>, optimizers: Vec<(String, OwnerPart)>) -> Result<Self> {
+        let mut entries = Vec::new();
+        let mut add = |name: String, data: Data| entries.push(Entry { name, data });
+        let mut written = Written {
+            bytes: 0,
+            crc32: 0,
+            parameters: vec![],
+            states: vec![],
+        };
+        for (name, rref) in parameters {
+            let tensor = rref.local(scope)?;
+            let (data, version) = match tensor.leaf() {
+                Some(leaf) => leaf.versioned(),
+                None => (tensor.data(), 0),
+            };
+            let facts = Parameter {
+                shard,
+                dtype: data.dtype(),
+                shape: data.shape().to_vec(),
+                version,
+                requires_grad: tensor.leaf().is_some_and(|leaf| leaf.requires_grad()),
+                is_leaf: tensor.leaf().is_some(),
+            };
+            add(parameter_name(&name), data);
+            written.parameters.push((name, facts));
+        }
+        for (optimizer, part) in optimizers {
+            for (slot, state) in part.read(scope)? {
+                let names = State {
+                    shard,
+                    scalars: state.scalars().map(|(name, _)| name.to_owned()).collect(),
+                    arrays: state.arrays().map(|(name, _)| name.to_owned()).collect(),
+                };
+                for (name, value) in state.scalars() {
+                    add(state_name(&optimizer, &slot, name), Tensor::scalar(value).data());
+                }
+                for (name, data) in state.arrays() {
+                    add(state_name(&optimizer, &slot, name), data.clone());
+                }
+                written.states.push((optimizer.clone(), slot, names));
+            }
+        }
+        Ok(Snapshot { entries, written })
+    }
+
+    fn write(self, path: PathBuf, metadata: BTreeMap<String, String>) -> Result<Written> {
+        let Sum { bytes, crc32 } = safetensors::write(path, self.entries, metadata)?;
+        Ok(Written {
+            bytes,
+            crc32,
+            ..self.written
+        })
+    }
+}
+
+/// Files of a checkpoint, each opened when it is needed first.
+struct Shards {
+    files: Vec<PathBuf>,
+    open: HashMap<usize, Reader>,
+}
+
+impl Shards {
+    fn new(files: Vec<PathBuf>) -> Self {
+        let open = HashMap::new();
+        Shards { files, open }
+    }
+
+    fn read(&mut self, shard: usize, name: &str) -> Result<Data> {
+        let Some(path) = self.files.get(shard) else {
+            let (operation, id) = ("restore".into(), format!("shard {shard}"));
+            return Err(ErrorKind::NoSuchValue { operation, owner: 0, id }.into());
+        };
+        let reader = match self.open.entry(shard) {
+            std::collections::hash_map::Entry::Occupied(open) => open.into_mut(),
+            std::collections::hash_map::Entry::Vacant(place) => place.insert(Reader::open(path)?),
+        };
+        reader.read(name)
+    }
+
+    fn state(&mut self, optimizer: &str, slot: &str, state: &State) -> Result<ParameterState> {
+        let mut read = |name: &String| Ok((name.clone(), self.read(state.shard, &state_name(optimizer, slot, name))?));
+        let arrays = state.arrays.iter().map(&mut read).collect::<Result<_>>()?;
+        let scalar = |name: &String| {
+            let (name, data) = read(name)?;
+            Ok((name, Tensor::from_data(data).item()?))
+        };
+        let scalars = state.scalars.iter().map(scalar).collect::<Result<_>>()?;
+        Ok(ParameterState::from_parts(scalars, arrays))
+    }
+}
+
+/// A tensor's values to be put in place.
+fn stage_tensor(scope: &Scope, path: &Path, name: &str, rref: RRef<Tensor>, data: Data, facts: Parameter) -> Result<Staged> {
+    let tensor = rref.local(scope)?;
+    let here = (tensor.dtype(), tensor.shape(), tensor.leaf().is_some());
+    let there = (data.dtype(), data.shape().to_vec(), facts.is_leaf);
+    if here != there {
+        let kind = |leaf| if leaf { "a parameter" } else { "a constant" };
+        let what = format!(
+            "`{name}` is {} {:?} ({}) in it, and {} {:?} ({}) here",
+            there.0,
+            there.1,
+            kind(there.2),
+            here.0,
+            here.1,
+            kind(here.2)
+        );
+        return Err(wrong(path, CheckpointFault::Mismatch { what }));
+    }
+    let caller = scope.caller().clone();
+    Ok(Staged::new(move || match tensor.leaf() {
+        Some(leaf) => leaf.restore(data, facts.version, facts.requires_grad),
+        None => {
+            let put = rref.modify("restore", &caller, |tensor| {
+                *tensor = Tensor::from_data(data);
+                Ok(())
+            });
+            if let Err(e) = put {
+                log::error!("a constant that was there a moment ago can't be restored: {e}");
+            }
+        }
+    }))
+}
+
+crate::remote! {
+    /// Takes a snapshot and starts to write it. Waits until the one before it is written.
+    pub(super) fn take_snapshot(scope: &Scope, take: Take) -> Result<()> {
+        let Take { number, path, metadata, shard, parameters, optimizers } = take;
+        let runtime = &scope.caller().runtime;
+        Table::of(runtime).write(runtime, number, || {
+            let snapshot = Snapshot::take(scope, shard, parameters, optimizers)?;
+            Ok(move || snapshot.write(path, metadata))
+        })
+    }
+
+    /// Answers when the shard is on the disk.
+    pub(super) fn shard_written(scope: &Scope, number: u64) -> Result<Written> {
+        let runtime = &scope.caller().runtime;
+        Table::of(runtime).written(runtime, number)
+    }
+
+    /// Reads a file through.
+    pub(super) fn verify_shard(scope: &Scope, path: PathBuf, bytes: u64, crc32: u32) -> Result<()> {
+        let pool = &scope.caller().runtime.pool;
+        pool.blocking(|| file::verify(&path, Sum { bytes, crc32 }))
+    }
+
+    /// Reads and checks everything for this owner; changes nothing.
+    pub(super) fn stage_restore(scope: &Scope, put: Put) -> Result<()> {
+        let Put { number, files, parameters, optimizers } = put;
+        let runtime = &scope.caller().runtime;
+        let staged = runtime.pool.blocking(|| {
+            let (mut staged, mut shards) = (Vec::new(), Shards::new(files.clone()));
+            for (name, rref, facts) in parameters {
+                let data = shards.read(facts.shard, &parameter_name(&name))?;
+                let path = files.get(facts.shard).cloned().unwrap_or_default();
+                staged.push(stage_tensor(scope, &path, &name, rref, data, facts)?);
+            }
+            for (optimizer, part, states) in optimizers {
+                let read = |(slot, state): (String, State)| {
+                    let read = shards.state(&optimizer, &slot, &state)?;
+                    Ok((slot, read))
+                };
+                let mut states: States = states.into_iter().map(read).collect::<Result<_>>()?;
+                staged.push(part.stage(scope, &mut states)?);
+            }
+            Ok::<_, crate::Error>(staged)
+        })?;
+        Table::of(runtime).stage(number, staged);
+        Ok(())
+    }
+
+    /// Puts in place what was read.
+    pub(super) fn apply_restore(scope: &Scope, number: u64) -> Result<()> {
+        let runtime = &scope.caller().runtime;
+        Table::of(runtime).staged(runtime, number)?.into_iter().for_each(Staged::apply);
+        Ok(())
+    }
+
+    /// There will be nothing to put in place.
+    pub(super) fn drop_restore(scope: &Scope, number: u64) -> Result<()> {
+        Table::of(&scope.caller().runtime).forget(number);
+        Ok(())
+    }
+
+    /// Makes tensors of this rank from a checkpoint.
+    pub(super) fn make_tensors(scope: &Scope, files: Vec<PathBuf>, list: Vec<(String, Parameter)>) -> Result<Vec<RRef<Tensor>>> {
+        let mut shards = Shards::new(files);
+        let make = |(name, facts): (String, Parameter)| {
+            let data = shards.read(facts.shard, &parameter_name(&name))?;
+            let tensor = Tensor::from_data(data);
+            if !facts.is_leaf {
+                return Ok(tensor);
+            }
+            let tensor = tensor.parameter()?;
+            if let Some(leaf) = tensor.leaf() {
+                leaf.set_name(name);
+                leaf.restore(leaf.data(), facts.version, facts.requires_grad);
+            }
+            Ok(tensor)
+        };
+        let tensors: Vec<Tensor> = scope.caller().runtime.pool.blocking(|| list.into_iter().map(make).collect::<Result<_>>())?;
+        tensors.into_iter().map(|tensor| scope.share(tensor)).collect()
+    }
+}

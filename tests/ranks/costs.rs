@@ -1,0 +1,95 @@
+//! What calls and steps cost, counted: messages, and allocations on either side.
+
+use rankgrad::prelude::*;
+use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
+
+use crate::case::Case;
+use crate::settled::led;
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<std::alloc::System> = &INSTRUMENTED_SYSTEM;
+
+/// Before it is counted, tables and buffers grow to their size.
+const WARM_UP: usize = 300;
+const ROUNDS: usize = 200;
+
+remote! {
+    fn nothing(scope: &Scope) -> Result<()> {
+        let _ = scope;
+        Ok(())
+    }
+
+    fn allocations(scope: &Scope) -> Result<usize> {
+        let _ = scope;
+        Ok(ALLOCATOR.stats().allocations)
+    }
+}
+
+/// Allocations here and on the other rank, and messages of both, for each round of `f`.
+fn per_round(world: &World, far: u32, mut f: impl FnMut() -> Result<()>) -> Result<[f64; 3]> {
+    for _ in 0..WARM_UP {
+        f()?;
+    }
+    let counts = || -> Result<[usize; 3]> {
+        let messages = world.traffic()?.iter().map(|t| t.0 as usize).sum();
+        let there = world.call(far, allocations, ())?;
+        Ok([ALLOCATOR.stats().allocations, there, messages])
+    };
+    // What it takes to count, at the end of the one and the beginning of the other.
+    let (first, second) = (counts()?, counts()?);
+    for _ in 0..ROUNDS {
+        f()?;
+    }
+    let third = counts()?;
+    let each = |k: usize| (third[k] - second[k]).saturating_sub(second[k] - first[k]) as f64 / ROUNDS as f64;
+    Ok([each(0), each(1), each(2)])
+}
+
+fn check(what: &str, found: [f64; 3], most: [f64; 3]) -> Result<()> {
+    log::info!("{what}: {found:?}");
+    // Growth of tables now and then is less than one in four.
+    let over = found.iter().zip(most).any(|(found, most)| *found > most + 0.25);
+    if over {
+        return Err(Error::user(format!(
+            "{what}: {found:.2?} allocations here and there and messages a round, and at most {most:?} were expected"
+        )));
+    }
+    Ok(())
+}
+
+fn costs(world: &World) -> Result<()> {
+    let far = world.owner(1);
+    check(
+        "an empty call",
+        per_round(world, far, || world.call(far, nothing, ()))?,
+        [3.0, 2.0, 2.0],
+    )?;
+    let p = world.put(far, Tensor::from_vec(vec![1.0f32], [1])?)?;
+    let optimizer = DistributedOptimizer::new(world, Adam::new(1e-3), [&p])?;
+    let ctx = world.context()?;
+    ctx.accumulate(&p, Gradient::Dense(Tensor::from_vec(vec![0.5f32], [1])?.data()))?;
+    check(
+        "a scalar step",
+        per_round(world, far, || optimizer.step(&ctx).map(drop))?,
+        [2.0, 1.0, 2.0],
+    )?;
+    let many: Vec<RRef<Tensor>> = (0..100)
+        .map(|_| world.put(far, Tensor::from_vec(vec![1.0f32; 10], [10])?))
+        .collect::<Result<_>>()?;
+    let optimizer = DistributedOptimizer::new(world, Adam::new(1e-3), &many)?;
+    for p in &many {
+        ctx.accumulate(p, Gradient::Dense(Tensor::from_vec(vec![0.5f32; 10], [10])?.data()))?;
+    }
+    check(
+        "a step of 100 small parameters",
+        per_round(world, far, || optimizer.step(&ctx).map(drop))?,
+        [6.0, 6.0, 2.0],
+    )?;
+    drop(optimizer);
+    ctx.release()
+}
+
+pub const CASES: &[Case] = &[Case {
+    ranks: &[2],
+    ..Case::new("costs::calls_and_steps_take_two_messages_and_few_allocations", || led(costs))
+}];
