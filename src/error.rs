@@ -138,6 +138,22 @@ pub enum ErrorKind {
         /// What is wrong with it, and what would be right.
         what: String,
     },
+    /// An operation that isn't there for tensors on a GPU, or operands on several devices.
+    #[error(
+        "{op}: its operand is on {device}, where there is no such operation; copy it with `to(Device::Cpu)`, or all operands to one device"
+    )]
+    Device {
+        /// The operation.
+        op: String,
+        /// Where the operand is.
+        device: String,
+    },
+    /// A GPU can't be used: there is none, or its driver failed.
+    #[error("{what}")]
+    Cuda {
+        /// What failed, with the driver's code.
+        what: String,
+    },
 
     // ---- gradients -----------------------------------------------------------------------------------------------
     /// `backward` was given no tensor.

@@ -38,6 +38,8 @@ pub use checkpoint::Checkpoint;
 pub use dist::{BackwardOptions, Context, DistributedLbfgs, DistributedOptimizer, Mode, ParameterCalls, StepReport};
 pub use error::{CheckpointFault, Error, ErrorKind, OwnerFailure, Result};
 pub use protocol::{ContextId, OptimizerId, RefId, ValueId};
+#[cfg(feature = "cuda")]
+pub use rankgrad_cuda as cuda;
 pub use rpc::{Calls, Future, Scope};
 pub use rref::{Fetch, RRef};
 pub use tensor::Tensor;

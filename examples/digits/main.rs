@@ -49,7 +49,10 @@ fn main() -> ExitCode {
 
 /// What each rank does. That a case differs from its file is no reason to end the job early: all ranks finish.
 fn work(options: &Options) -> Result<()> {
-    let world = World::builder().env_logger().start()?;
+    let world = World::builder().env_logger();
+    // Said here or in the environment.
+    let world = if options.cuda { world.settings(|s| s.cuda = true) } else { world };
+    let world = world.start()?;
     let result = world.lead(|world| Ok(run(world, options)))?;
     world.finish()?;
     result.unwrap_or(Ok(()))

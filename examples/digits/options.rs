@@ -19,6 +19,7 @@ usage: digits [OPTION VALUE]...
   --widths A,B,..     lengths of the layers (64,256,128,10)
   --activation NAME   relu, tanh or sigmoid (relu)
   --optimizer NAME    torch's name of the optimizer (SGD)
+  --device NAME       where parameters and their updates are: cpu, or cuda in a build with that feature (cpu)
   --options JSON      its options ({\"lr\": 0.1, \"momentum\": 0.8} for SGD, else the defaults)
   --curves DIR        where the curves are written (out/digits)
   --out FILE          losses, accuracies, owners and traffic as JSON
@@ -38,6 +39,8 @@ pub struct Options {
     pub curves: PathBuf,
     /// How progress is shown; left to what is trained if not given.
     pub progress: Option<Show>,
+    /// Whether parameters live on the GPUs of their owners.
+    pub cuda: bool,
     /// Seed of the first values.
     pub seed: u64,
     /// The network to train when no case is given; still without first values.
@@ -63,6 +66,7 @@ impl Options {
             out: None,
             curves: "out/digits".into(),
             progress: None,
+            cuda: false,
             seed: 7,
             network,
         };
@@ -93,6 +97,13 @@ impl Options {
                             .parse()
                             .map_err(|()| format!("--progress: `{value}` is not bar, lines, nothing or auto"))?,
                     );
+                }
+                "--device" => {
+                    parsed.cuda = match value()?.as_str() {
+                        "cpu" => false,
+                        "cuda" => true,
+                        other => return Err(format!("--device: `{other}` is not cpu or cuda")),
+                    }
                 }
                 "--seed" => parsed.seed = number(&name, &value()?)?,
                 "--epochs" => network.epochs = number(&name, &value()?)?,

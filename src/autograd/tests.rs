@@ -111,7 +111,7 @@ fn hooks_replace_gradients_in_order() {
     let y = (&x * 3.0).unwrap();
     let twice = |gradient: &Gradient| {
         let mut gradient = gradient.clone();
-        gradient.scale(2.0);
+        gradient.scale(2.0).unwrap();
         Some(gradient)
     };
     let seen = Arc::new(Mutex::new(Vec::new()));

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::file::{NewFile, Sum, format, io_error};
 use crate::Result;
-use crate::tensor::{DType, Data, Element, Tensor};
+use crate::tensor::{DType, Data, Device, Element, Tensor};
 
 /// An array and its name.
 #[derive(Debug, Clone)]
@@ -87,12 +87,14 @@ fn write_array(file: &mut NewFile, data: Data) -> Result<()> {
     fn bytes<T: bytemuck::NoUninit>(array: &ndarray::ArcArray<T, ndarray::IxDyn>) -> &[u8] {
         array.as_slice().map(bytemuck::cast_slice).unwrap_or_default()
     }
-    let data = data.to_contiguous();
+    let data = data.to(Device::Cpu)?.to_contiguous();
     file.write(match &data {
         Data::F32(array) => bytes(array),
         Data::F64(array) => bytes(array),
         Data::I64(array) => bytes(array),
         Data::Bool(array) => bytes(array),
+        // It was copied from there.
+        Data::Cuda(_) => &[],
     })
 }
 

@@ -75,6 +75,8 @@ pub struct Settings {
     pub blas_threads: usize,
     /// Whether the service thread is bound to a processing unit of its own where there is room (`RANKGRAD_PIN`).
     pub pin: bool,
+    /// Whether parameters that are put on this rank live on its GPU (`RANKGRAD_CUDA`).
+    pub cuda: bool,
     /// Whether each rank watches the next one, so that a death ends the job whatever the launcher does about it (`RANKGRAD_WATCH`).
     pub watch: bool,
     /// Folder in which each rank writes its log to a file of its own; empty for standard error (`RANKGRAD_LOG_DIR`).
@@ -101,6 +103,7 @@ impl Default for Settings {
             compute_threads: 1,
             blas_threads: 1,
             pin: true,
+            cuda: false,
             watch: true,
             log_dir: String::new(),
         }

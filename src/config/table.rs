@@ -44,7 +44,7 @@ const fn row(name: &'static str, field: &'static str, kind: Kind, doc: &'static 
     Setting { name, field, kind, doc }
 }
 
-static TABLE: [Setting; 19] = [
+static TABLE: [Setting; 20] = [
     row(
         "RANKGRAD_PROGRESS",
         "progress",
@@ -146,6 +146,12 @@ static TABLE: [Setting; 19] = [
         "pin",
         Flag(|s| &mut s.pin),
         "Whether the service thread is bound to a processing unit of its own where the affinity mask has room.",
+    ),
+    row(
+        "RANKGRAD_CUDA",
+        "cuda",
+        Flag(|s| &mut s.cuda),
+        "Whether parameters that are put on this rank live on its GPU, and the state of their optimizers with them; needs the feature `cuda`.",
     ),
     row(
         "RANKGRAD_WATCH",

@@ -69,6 +69,7 @@ fn each_variable_sets_its_field() {
         let value = match s.name() {
             "RANKGRAD_PROGRESS" => "dedicated",
             "RANKGRAD_PIN" | "RANKGRAD_WATCH" => "off",
+            "RANKGRAD_CUDA" => "on",
             _ => "2048",
         };
         let value = if from(&[(s.name(), value)]).is_ok() { value } else { "999" };

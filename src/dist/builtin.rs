@@ -6,7 +6,7 @@ use super::tables::Tables;
 use crate::protocol::ContextId;
 use crate::rpc::{Calls, Scope, stored};
 use crate::rref::RRef;
-use crate::tensor::Tensor;
+use crate::tensor::{Device, Tensor};
 use crate::{Error, ErrorKind, Result};
 
 /// The leaf that a reference names.
@@ -30,8 +30,11 @@ pub(super) fn parameter(scope: &Scope, what: &str, rref: &RRef<Tensor>) -> Resul
 crate::remote! {
     /// A tensor that is kept on this rank; floats become parameters if `parameter`.
     pub(super) fn put_tensor(scope: &Scope, tensor: Tensor, parameter: bool) -> Result<Tensor> {
-        let _ = scope;
-        if parameter { tensor.parameter() } else { Ok(tensor) }
+        match parameter {
+            true if scope.caller().runtime.settings.cuda && tensor.dtype().is_float() => tensor.to(Device::local_cuda()?)?.parameter(),
+            true => tensor.parameter(),
+            false => Ok(tensor),
+        }
     }
 
     /// References to the parameters of a module.

@@ -7,6 +7,7 @@ use super::Float;
 use super::arithmetic::{add, fold, fold_blocks, magnitude, maximum, square};
 use super::options::Check;
 use crate::Result;
+use crate::tensor::device::NormKind;
 use crate::tensor::{Data, Gradient};
 
 /// Which norm of a gradient.
@@ -27,7 +28,17 @@ impl Norm {
         match values(gradient) {
             Data::F32(array) => self.of_array(array),
             Data::F64(array) => self.of_array(array),
+            // What can't be computed isn't finite; the update says why.
+            Data::Cuda(array) => array.norm(self.kind()).unwrap_or(f64::NAN),
             _ => 0.0,
+        }
+    }
+
+    fn kind(self) -> NormKind {
+        match self {
+            Norm::One => NormKind::One,
+            Norm::Two => NormKind::Two,
+            Norm::Inf => NormKind::Inf,
         }
     }
 
@@ -123,25 +134,27 @@ pub(super) fn is_finite(gradient: &Gradient) -> bool {
     match values(gradient) {
         Data::F32(array) => array.iter().all(|x| x.is_finite()),
         Data::F64(array) => array.iter().all(|x| x.is_finite()),
+        Data::Cuda(array) => array.is_finite().unwrap_or(false),
         _ => true,
     }
 }
 
 /// The gradient times a number, in its own precision.
-pub(super) fn scaled(gradient: &Gradient, factor: f64) -> Gradient {
+pub(super) fn scaled(gradient: &Gradient, factor: f64) -> Result<Gradient> {
     fn map<T: Float>(array: &ArcArray<T, IxDyn>, factor: f64) -> Data {
         let factor = T::of(factor);
         T::wrap(array.mapv(|x| x * factor).into_shared())
     }
     mapped(gradient, |data| match data {
-        Data::F32(array) => map(array, factor),
-        Data::F64(array) => map(array, factor),
-        other => other.clone(),
+        Data::F32(array) => Ok(map(array, factor)),
+        Data::F64(array) => Ok(map(array, factor)),
+        Data::Cuda(array) => Ok(Data::Cuda(array.scaled(factor)?)),
+        other => Ok(other.clone()),
     })
 }
 
 /// The gradient with each element between `-max` and `max`; NaN stays. In place if nobody else holds it.
-pub(super) fn clamped(mut gradient: Gradient, max: f64) -> Gradient {
+pub(super) fn clamped(mut gradient: Gradient, max: f64) -> Result<Gradient> {
     fn clamp<T: Float>(array: &mut ArcArray<T, IxDyn>, max: f64) {
         let max = T::of(max);
         array.mapv_inplace(|x| match x {
@@ -157,20 +170,21 @@ pub(super) fn clamped(mut gradient: Gradient, max: f64) -> Gradient {
     match values {
         Data::F32(array) => clamp(array, max),
         Data::F64(array) => clamp(array, max),
+        Data::Cuda(array) => *array = array.clamped(max)?,
         _ => {}
     }
-    gradient
+    Ok(gradient)
 }
 
-fn mapped(gradient: &Gradient, f: impl Fn(&Data) -> Data) -> Gradient {
-    match gradient {
-        Gradient::Dense(data) => Gradient::Dense(f(data)),
+fn mapped(gradient: &Gradient, f: impl Fn(&Data) -> Result<Data>) -> Result<Gradient> {
+    Ok(match gradient {
+        Gradient::Dense(data) => Gradient::Dense(f(data)?),
         Gradient::Sparse(sparse) => {
             let mut sparse = sparse.clone();
-            sparse.values = f(&sparse.values);
+            sparse.values = f(&sparse.values)?;
             Gradient::Sparse(sparse)
         }
-    }
+    })
 }
 
 fn values(gradient: &Gradient) -> &Data {
@@ -209,9 +223,9 @@ mod tests {
         assert_eq!(Clip::coefficient(1.0, 0.5), 1.0);
         assert_eq!(Clip::coefficient(1.0, 4.0), 1.0 / (4.0 + 1e-6));
         assert!(Clip::coefficient(1.0, f64::NAN).is_nan());
-        assert_eq!(elements(&clamped(dense(&[-3.0, 0.5, 9.0]), 1.0)), [-1.0, 0.5, 1.0]);
-        assert!(elements(&clamped(dense(&[f64::NAN]), 1.0))[0].is_nan());
-        assert_eq!(elements(&scaled(&dense(&[2.0]), 0.25)), [0.5]);
+        assert_eq!(elements(&clamped(dense(&[-3.0, 0.5, 9.0]), 1.0).unwrap()), [-1.0, 0.5, 1.0]);
+        assert!(elements(&clamped(dense(&[f64::NAN]), 1.0).unwrap())[0].is_nan());
+        assert_eq!(elements(&scaled(&dense(&[2.0]), 0.25).unwrap()), [0.5]);
         assert!(is_finite(&dense(&[1.0])) && !is_finite(&dense(&[f64::INFINITY])));
     }
 

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use serde_json::Value;
 
-use super::{Float, Form, Rows, Rule, StateArray, StateView};
+use super::{Float, Form, Rows, Rule, StateArray, StateView, Step};
 use crate::Result;
 
 /// [`Rule`] without its generics. Every rule has it.
@@ -21,6 +21,10 @@ pub(super) trait ErasedRule: std::fmt::Debug + Send + Sync {
     fn is_elementwise(&self) -> bool;
     fn is_equal(&self, other: &dyn ErasedRule) -> bool;
     fn as_any(&self) -> &dyn Any;
+    /// The numbers of the next update, for a kernel.
+    fn step_f32(&self, state: &mut StateView<'_, f32>) -> Option<Step>;
+    /// As `step_f32`.
+    fn step_f64(&self, state: &mut StateView<'_, f64>) -> Option<Step>;
     /// One update, or the text of a panic in it.
     fn update_f32(&self, p: &mut [f32], g: Taken<'_, f32>, state: &mut StateView<'_, f32>) -> Result<(), String>;
     /// As `update_f32`.
@@ -70,6 +74,12 @@ impl<R: Rule> ErasedRule for R {
     }
     fn as_any(&self) -> &dyn Any {
         self
+    }
+    fn step_f32(&self, state: &mut StateView<'_, f32>) -> Option<Step> {
+        self.step(state)
+    }
+    fn step_f64(&self, state: &mut StateView<'_, f64>) -> Option<Step> {
+        self.step(state)
     }
     fn update_f32(&self, p: &mut [f32], g: Taken<'_, f32>, state: &mut StateView<'_, f32>) -> Result<(), String> {
         update(self, p, g, state)

@@ -14,7 +14,7 @@ use super::spec::changed;
 use super::sweep::Sweep;
 use super::view::After;
 use super::{Float, Form, Norm, OptimizerSpec, ParameterState, Rows};
-use crate::tensor::{DType, Data, Gradient, Leaf, RowSparse, Tensor, Updated};
+use crate::tensor::{DType, Data, Device, Gradient, Leaf, RowSparse, Tensor, Updated};
 use crate::{Error, ErrorKind, Result};
 
 /// What a step did to one parameter.
@@ -71,18 +71,29 @@ impl Checked {
     }
 
     /// Multiplies all gradients by a number. The norms stay those before.
-    pub fn scale(&mut self, factor: f64) {
+    ///
+    /// # Errors
+    /// [`ErrorKind::Cuda`] for gradients on a GPU that can't be used.
+    pub fn scale(&mut self, factor: f64) -> Result<()> {
         if factor != 1.0 {
             self.norms();
-            self.gradients.iter_mut().flatten().for_each(|g| *g = scaled(g, factor));
+            for gradient in self.gradients.iter_mut().flatten() {
+                *gradient = scaled(gradient, factor)?;
+            }
         }
+        Ok(())
     }
 
     /// Brings all elements between `-max` and `max`. The norms stay those before.
-    pub fn clamp(&mut self, max: f64) {
+    ///
+    /// # Errors
+    /// [`ErrorKind::Cuda`] for gradients on a GPU that can't be used.
+    pub fn clamp(&mut self, max: f64) -> Result<()> {
         self.norms();
-        let clamped = |g: Option<Gradient>| g.map(|g| clamped(g, max));
-        self.gradients = std::mem::take(&mut self.gradients).into_iter().map(clamped).collect();
+        let clamped = |g: Option<Gradient>| g.map(|g| clamped(g, max)).transpose();
+        let gradients = std::mem::take(&mut self.gradients).into_iter().map(clamped);
+        self.gradients = gradients.collect::<Result<_>>()?;
+        Ok(())
     }
 }
 
@@ -106,8 +117,8 @@ impl Checked {
 /// ```
 #[derive(Debug)]
 pub struct Optimizer {
-    groups: Vec<OptimizerSpec>,
-    parameters: Vec<Parameter>,
+    pub(super) groups: Vec<OptimizerSpec>,
+    pub(super) parameters: Vec<Parameter>,
     /// Small parameters that are updated together, with their state.
     flats: Vec<FlatGroup>,
     /// Whether it was looked for such since parameters or state were changed.
@@ -115,20 +126,20 @@ pub struct Optimizer {
 }
 
 #[derive(Debug)]
-struct Parameter {
+pub(super) struct Parameter {
     /// Its place, for errors.
-    place: usize,
+    pub(super) place: usize,
     tensor: Tensor,
-    leaf: Arc<Leaf>,
-    dtype: DType,
-    shape: Vec<usize>,
-    group: usize,
+    pub(super) leaf: Arc<Leaf>,
+    pub(super) dtype: DType,
+    pub(super) shape: Vec<usize>,
+    pub(super) group: usize,
     /// Not that of a member of a flat group.
-    state: Option<ParameterState>,
+    pub(super) state: Option<ParameterState>,
     /// Whether it is a member of a flat group.
     flat: bool,
     /// Whether `state` has all that the group's options need.
-    prepared: bool,
+    pub(super) prepared: bool,
 }
 
 impl Optimizer {
@@ -367,13 +378,20 @@ impl Optimizer {
             self.flattened = true; // until something changes
         }
         self.step_flat(kind, &mut reports)?;
+        let mut on_gpus = Vec::new();
         for (place, gradient) in gradients.into_iter().enumerate() {
             let known = norms.as_ref().map(|norms| norms[place]);
-            if !self.parameters[place].flat {
-                reports[place] = self.apply_one(place, gradient, known.map_or(Asked::For(kind), Asked::Known))?;
-            } else if let Some(known) = known {
-                reports[place].norm = known;
+            let norm = known.map_or(Asked::For(kind), Asked::Known);
+            let p = &self.parameters[place];
+            match (gradient, known) {
+                (_, Some(known)) if p.flat => reports[place].norm = known,
+                (_, None) if p.flat => {}
+                (Some(gradient), _) if p.is_on_gpu() => on_gpus.push((place, gradient, norm)),
+                (gradient, _) => reports[place] = self.apply_one(place, gradient, norm)?,
             }
+        }
+        for (place, report) in self.apply_on_gpus(on_gpus)? {
+            reports[place] = report;
         }
         Ok(reports)
     }
@@ -414,13 +432,16 @@ impl Optimizer {
                 continue;
             }
             for dtype in [DType::F32, DType::F64] {
-                let small = |p: &Parameter| p.group == group && p.dtype == dtype && !p.flat && p.tensor.len() <= flat::SMALL;
+                let small = |p: &Parameter| {
+                    p.group == group && p.dtype == dtype && !p.flat && p.tensor.len() <= flat::SMALL && p.leaf.device() == Device::Cpu
+                };
                 if !self.parameters.iter().any(&small) {
                     continue;
                 }
                 let mut candidates = Vec::new();
                 for (place, p) in self.parameters.iter_mut().enumerate().filter(|(_, p)| small(p)) {
-                    p.prepare(rule);
+                    // Here, where it can't fail.
+                    let _ = p.prepare(rule);
                     candidates.push(Candidate {
                         place,
                         leaf: Arc::clone(&p.leaf),
@@ -553,7 +574,7 @@ impl Optimizer {
         let rule = self.groups[p.group].rule();
         let gradient = p.take(rule, gradient)?;
         if !p.flat {
-            p.prepare(rule);
+            p.prepare(rule)?;
         }
         Ok(Some(gradient))
     }
@@ -574,10 +595,14 @@ impl Optimizer {
                 in_place: false,
             });
         };
+        if p.is_on_gpu() {
+            let reports = self.apply_on_gpus(vec![(place, gradient, norm)])?;
+            return Ok(reports.first().map_or(ParameterReport::NOTHING, |report| report.1));
+        }
         let rule = self.groups[p.group].rule();
         // Options may have changed since the check.
         let gradient = if p.prepared { gradient } else { p.take(rule, gradient)? };
-        p.prepare(rule);
+        p.prepare(rule)?;
         let rows = match &gradient {
             Gradient::Sparse(sparse) => Some(sparse.rows.len()),
             Gradient::Dense(_) => None,
@@ -623,7 +648,7 @@ impl Optimizer {
 
 /// The norm of a gradient before it is applied.
 #[derive(Debug, Clone, Copy)]
-enum Asked {
+pub(super) enum Asked {
     Known(Option<f64>),
     /// It is to be computed with the update.
     For(Norm),
@@ -631,7 +656,7 @@ enum Asked {
 
 impl Parameter {
     /// The gradient in the form that the rule takes, or why it doesn't.
-    fn take(&self, rule: &dyn ErasedRule, gradient: Gradient) -> Result<Gradient> {
+    pub(super) fn take(&self, rule: &dyn ErasedRule, gradient: Gradient) -> Result<Gradient> {
         let refused = |why: String| {
             Error::from(ErrorKind::GradientKind {
                 optimizer: rule.name().into(),
@@ -656,13 +681,20 @@ impl Parameter {
         }
     }
 
-    fn prepare(&mut self, rule: &dyn ErasedRule) {
+    pub(super) fn prepare(&mut self, rule: &dyn ErasedRule) -> Result<()> {
         if !self.prepared {
+            let kind = (self.dtype, self.leaf.device());
             self.state
                 .get_or_insert_default()
-                .prepare(rule.scalars(), rule.arrays(&self.shape), self.dtype);
+                .prepare(rule.scalars(), rule.arrays(&self.shape), kind)?;
             self.prepared = true;
         }
+        Ok(())
+    }
+
+    /// Whether it is to be updated on a GPU.
+    fn is_on_gpu(&self) -> bool {
+        self.leaf.device() != Device::Cpu && self.leaf.requires_grad()
     }
 }
 
@@ -673,7 +705,7 @@ fn contiguous(mut sparse: RowSparse) -> RowSparse {
 
 /// One update of a parameter's values, which are in `data` or still in `old`, by a gradient in the form that the rule takes. Returns the norm, or the
 /// text of a panic in the rule.
-fn update<T: Float>(
+pub(super) fn update<T: Float>(
     rule: &RuleOn<'_, T>,
     elementwise: bool,
     (old, data): (Option<&Data>, &mut Data),

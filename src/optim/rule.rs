@@ -2,7 +2,7 @@
 
 use serde::{Serialize, de::DeserializeOwned};
 
-use super::{Float, StateView};
+use super::{Float, StateView, Step};
 use crate::Result;
 
 /// An array that a rule keeps for each parameter.
@@ -147,6 +147,13 @@ pub trait Rule: Clone + Default + PartialEq + std::fmt::Debug + Serialize + Dese
     /// Why it doesn't.
     fn takes_shape(&self, _shape: &[usize]) -> Result<(), &'static str> {
         Ok(())
+    }
+
+    /// The numbers of the next update of a parameter, if it can be made on a GPU; it counts the step, and sets what [`Rule::update`] would set.
+    ///
+    /// The crate's rules have it. Without it (the default) a parameter on a GPU is updated by [`Rule::update`] on a copy here.
+    fn step<T: Float>(&self, _state: &mut StateView<'_, T>) -> Option<Step> {
+        None
     }
 
     /// One step: moves `p` along `g`, of the same length, and updates the state.

@@ -5,7 +5,7 @@ use ndarray::{Array1, ArrayD, s};
 use super::arithmetic::PIECE;
 use super::view::{After, StateView};
 use super::{Float, StateArray};
-use crate::tensor::{DType, Data};
+use crate::tensor::{DType, Data, Device};
 use crate::{ErrorKind, Result};
 
 /// One parameter's state: numbers and arrays by name, under torch's names.
@@ -13,18 +13,18 @@ use crate::{ErrorKind, Result};
 /// Cloning is cheap: arrays are shared until one side writes.
 #[derive(Debug, Clone, Default)]
 pub struct ParameterState {
-    scalars: Vec<(String, f64)>,
-    arrays: Vec<Named>,
+    pub(super) scalars: Vec<(String, f64)>,
+    pub(super) arrays: Vec<Named>,
     /// Whether some update has used it.
-    used: bool,
+    pub(super) used: bool,
 }
 
 #[derive(Debug, Clone)]
-struct Named {
-    name: String,
-    data: Data,
+pub(super) struct Named {
+    pub(super) name: String,
+    pub(super) data: Data,
     /// Allocated, but no update has used it yet.
-    fresh: bool,
+    pub(super) fresh: bool,
 }
 
 impl ParameterState {
@@ -125,8 +125,8 @@ impl ParameterState {
             .for_each(|(array, &fresh)| array.fresh = fresh);
     }
 
-    /// Adds what a rule keeps and isn't there yet. After it an update allocates no state.
-    pub(super) fn prepare(&mut self, scalars: &[(&str, f64)], arrays: Vec<StateArray>, dtype: DType) {
+    /// Adds what a rule keeps and isn't there yet, and brings all to a device. After it an update allocates no state.
+    pub(super) fn prepare(&mut self, scalars: &[(&str, f64)], arrays: Vec<StateArray>, (dtype, device): (DType, Device)) -> Result<()> {
         for &(name, value) in scalars {
             if !self.scalars.iter().any(|(n, _)| n == name) {
                 self.scalars.push((name.into(), value));
@@ -134,13 +134,21 @@ impl ParameterState {
         }
         for array in arrays {
             if !self.arrays.iter().any(|a| a.name == array.name) {
+                let data = match device {
+                    Device::Cpu => filled(dtype, &array, self.arrays.len()),
+                    _ => Data::filled_on(device, dtype, &array.shape, array.fill)?,
+                };
                 self.arrays.push(Named {
                     name: array.name.into(),
-                    data: filled(dtype, &array, self.arrays.len()),
+                    data,
                     fresh: true,
                 });
             }
         }
+        for array in self.arrays.iter_mut().filter(|array| array.data.device() != device) {
+            array.data = array.data.to(device)?;
+        }
+        Ok(())
     }
 
     /// Without the arrays that a rule no longer keeps under its options.

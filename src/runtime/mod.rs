@@ -177,6 +177,7 @@ impl Runtime {
             ranks: node.len(),
             index: node.iter().position(|&r| r == me).unwrap_or(0),
         };
+        crate::tensor::device::set_local_rank(node.index as u32);
         let one_node = node.ranks == size as usize;
         let placement = placement::place(&settings, size as usize, node);
         log::debug!(

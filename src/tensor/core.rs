@@ -5,16 +5,8 @@ use std::sync::Arc;
 use ndarray::{ArcArray, Array, ArrayBase, ArrayD, Dimension, IxDyn, OwnedRepr};
 
 use super::graph::Edge;
-use super::{DType, Data, Element, Gradient, HookHandle, IntoShape, Leaf, shape};
+use super::{DType, Data, Device, Element, Gradient, HookHandle, IntoShape, Leaf, shape};
 use crate::{ErrorKind, Result};
-
-/// Where a tensor's elements lie.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Device {
-    /// The memory of this rank.
-    Cpu,
-}
 
 /// An n-dimensional array of one dtype that operations are recorded for. Cloning shares it.
 ///
@@ -262,7 +254,10 @@ impl Tensor {
 
     /// Where its elements lie.
     pub fn device(&self) -> Device {
-        Device::Cpu
+        match &self.0.content {
+            Content::Fixed(data) => data.device(),
+            Content::Leaf(leaf) => leaf.device(),
+        }
     }
 
     /// Its values as they are now: they share the storage, and a later update of a leaf doesn't change them.
@@ -294,12 +289,17 @@ impl Tensor {
         }
     }
 
-    /// Its values as an ndarray, without a copy.
+    /// Its values as an ndarray, without a copy. Those on a GPU are copied here, which waits for it.
     ///
     /// # Errors
-    /// [`ErrorKind::DType`] if its elements aren't of type `T`.
+    /// [`ErrorKind::DType`] if its elements aren't of type `T`; [`ErrorKind::Cuda`].
     pub fn array<T: Element>(&self) -> Result<ArcArray<T, IxDyn>> {
-        T::take(self.data())
+        T::take(self.host_data()?)
+    }
+
+    /// Its values in the memory of this rank, for an operation that isn't there on GPUs.
+    pub(crate) fn host_data(&self) -> Result<Data> {
+        self.data().to(Device::Cpu)
     }
 
     /// Its values as an ndarray of its own; without a copy if nobody else holds them.
@@ -307,13 +307,17 @@ impl Tensor {
     /// # Errors
     /// [`ErrorKind::DType`] if its elements aren't of type `T`.
     pub fn into_array<T: Element>(self) -> Result<ArrayD<T>> {
-        T::take(self.into_data()).map(ArrayBase::<_, IxDyn>::into_owned)
+        let mut data = self.into_data();
+        if data.device() != Device::Cpu {
+            data = data.to(Device::Cpu)?;
+        }
+        T::take(data).map(ArrayBase::<_, IxDyn>::into_owned)
     }
 
-    /// Its elements in row-major order.
+    /// Its elements in row-major order. Those on a GPU are copied here, which waits for it.
     ///
     /// # Errors
-    /// [`ErrorKind::DType`] if its elements aren't of type `T`.
+    /// [`ErrorKind::DType`] if its elements aren't of type `T`; [`ErrorKind::Cuda`].
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         Ok(self.array::<T>()?.iter().copied().collect())
     }
@@ -416,6 +420,9 @@ impl Tensor {
 impl std::fmt::Debug for Tensor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Tensor({}, {:?}", self.dtype(), self.lengths())?;
+        if self.device() != Device::Cpu {
+            write!(f, ", {}", self.device())?;
+        }
         if self.requires_grad() {
             f.write_str(", requires grad")?;
         }

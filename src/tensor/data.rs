@@ -3,6 +3,7 @@
 use ndarray::{ArcArray, ArrayD, ArrayViewD, IxDyn};
 use serde::{Deserialize, Serialize};
 
+use super::device::{CudaArray, Device, not_here};
 use crate::{ErrorKind, Result};
 
 /// Type of a tensor's elements.
@@ -56,6 +57,8 @@ pub enum Data {
     I64(ArcArray<i64, IxDyn>),
     /// Elements of type `bool`.
     Bool(ArcArray<bool, IxDyn>),
+    /// Elements of any type on a GPU.
+    Cuda(CudaArray),
 }
 
 /// Runs one expression on the array inside a [`Data`], whatever its dtype.
@@ -66,6 +69,7 @@ macro_rules! each_dtype {
             $crate::tensor::Data::F64($array) => $body,
             $crate::tensor::Data::I64($array) => $body,
             $crate::tensor::Data::Bool($array) => $body,
+            $crate::tensor::Data::Cuda($array) => $body,
         }
     };
 }
@@ -79,6 +83,7 @@ impl Data {
             Data::F64(_) => DType::F64,
             Data::I64(_) => DType::I64,
             Data::Bool(_) => DType::Bool,
+            Data::Cuda(a) => a.dtype(),
         }
     }
 
@@ -117,6 +122,7 @@ impl Data {
             Data::F64(a) => Data::F64(a.as_standard_layout().into_owned().into_shared()),
             Data::I64(a) => Data::I64(a.as_standard_layout().into_owned().into_shared()),
             Data::Bool(a) => Data::Bool(a.as_standard_layout().into_owned().into_shared()),
+            Data::Cuda(a) => Data::Cuda(a.clone()),
         }
     }
 
@@ -128,18 +134,28 @@ impl Data {
     /// Whether both see the same storage at the same place.
     pub fn shares_storage(&self, other: &Data) -> bool {
         fn start(data: &Data) -> *const u8 {
-            each_dtype!(data, a => a.as_ptr().cast())
+            match data {
+                Data::F32(a) => a.as_ptr().cast(),
+                Data::F64(a) => a.as_ptr().cast(),
+                Data::I64(a) => a.as_ptr().cast(),
+                Data::Bool(a) => a.as_ptr().cast(),
+                Data::Cuda(_) => std::ptr::null(),
+            }
         }
-        self.dtype() == other.dtype() && start(self) == start(other)
+        match (self, other) {
+            (Data::Cuda(a), Data::Cuda(b)) => a.is_same(b),
+            _ => self.dtype() == other.dtype() && start(self) == start(other),
+        }
     }
 
-    /// A copy with a storage of its own, in row-major order.
+    /// A copy with a storage of its own, in row-major order. Elements on a GPU stay shared: what writes to them there copies them first.
     pub fn deep_copy(&self) -> Data {
         match self {
             Data::F32(a) => Data::F32(copy(a)),
             Data::F64(a) => Data::F64(copy(a)),
             Data::I64(a) => Data::I64(copy(a)),
             Data::Bool(a) => Data::Bool(copy(a)),
+            Data::Cuda(a) => Data::Cuda(a.clone()),
         }
     }
 
@@ -216,14 +232,14 @@ macro_rules! element {
             fn peek(data: &Data) -> Result<&ArcArray<Self, IxDyn>> {
                 match data {
                     Data::$variant(array) => Ok(array),
-                    other => Err(mismatch(Self::DTYPE, other.dtype())),
+                    other => Err(mismatch(Self::DTYPE, other)),
                 }
             }
 
             fn take(data: Data) -> Result<ArcArray<Self, IxDyn>> {
                 match data {
                     Data::$variant(array) => Ok(array),
-                    other => Err(mismatch(Self::DTYPE, other.dtype())),
+                    other => Err(mismatch(Self::DTYPE, &other)),
                 }
             }
 
@@ -234,7 +250,7 @@ macro_rules! element {
             fn peek_mut(data: &mut Data) -> Result<&mut ArcArray<Self, IxDyn>> {
                 match data {
                     Data::$variant(array) => Ok(array),
-                    other => Err(mismatch(Self::DTYPE, other.dtype())),
+                    other => Err(mismatch(Self::DTYPE, other)),
                 }
             }
         }
@@ -245,7 +261,11 @@ element!(f64, F64, |elements| Some(bytemuck::cast_slice_mut(elements)));
 element!(i64, I64, |elements| Some(bytemuck::cast_slice_mut(elements)));
 element!(bool, Bool, |_| None);
 
-fn mismatch(expected: DType, found: DType) -> crate::Error {
+fn mismatch(expected: DType, found: &Data) -> crate::Error {
+    if found.device() != Device::Cpu {
+        return not_here("array access", found.device());
+    }
+    let found = found.dtype();
     ErrorKind::DType {
         op: "array access".into(),
         expected: expected.to_string(),

@@ -2,7 +2,7 @@
 
 use ndarray::{ArcArray, ArrayD, Axis, IxDyn, Slice};
 
-use super::{DType, Data, Element, Float, Spec, shape};
+use super::{DType, Data, Device, Element, Float, Spec, shape};
 use crate::{ErrorKind, Result};
 
 /// The gradient of a value.
@@ -261,7 +261,17 @@ impl Gradient {
                 "gradients of one value have its shape",
             ));
         }
+        // What is added comes to where the sum is; rows are added here.
+        let device = self.device();
+        if device != Device::Cpu && (self.is_sparse() || other.is_sparse()) {
+            let mut sum = self.to(Device::Cpu)?;
+            sum.accumulate(other.to(Device::Cpu)?)?;
+            *self = sum.to(device)?;
+            return Ok(());
+        }
+        let other = other.to(device)?;
         match (self, other) {
+            (Gradient::Dense(Data::Cuda(sum)), Gradient::Dense(Data::Cuda(other))) => *sum = sum.sum_with(&other)?,
             (Gradient::Dense(sum), Gradient::Dense(other)) => match sum {
                 Data::F32(sum) => add(sum, f32::take(other)?),
                 _ => add(f64::peek_mut(sum)?, f64::take(other)?),
@@ -288,7 +298,10 @@ impl Gradient {
     }
 
     /// Multiplies all elements by `factor`, in place when nobody shares the storage.
-    pub fn scale(&mut self, factor: f64) {
+    ///
+    /// # Errors
+    /// [`ErrorKind::Cuda`] for a gradient on a GPU that can't be used.
+    pub fn scale(&mut self, factor: f64) -> Result<()> {
         let data = match self {
             Gradient::Dense(data) => data,
             Gradient::Sparse(sparse) => &mut sparse.values,
@@ -296,8 +309,10 @@ impl Gradient {
         match data {
             Data::F32(a) => a.mapv_inplace(|x| x * factor as f32),
             Data::F64(a) => a.mapv_inplace(|x| x * factor),
+            Data::Cuda(a) => *a = a.scaled(factor)?,
             Data::I64(_) | Data::Bool(_) => {}
         }
+        Ok(())
     }
 
     /// An error unless it is a gradient of a value of this dtype and shape.

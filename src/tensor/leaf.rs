@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::graph::{self, Edge, Node};
 use super::hooks::{GradientHook, Hooks, PostAccumulateHook};
-use super::{Data, Element, Gradient, HookHandle, Spec, Tensor, shape};
+use super::{Data, Device, Element, Gradient, HookHandle, Spec, Tensor, shape};
 use crate::{ErrorKind, Result};
 
 /// A cell that holds the current values of a parameter, their version, and the gradient gathered for them.
@@ -35,6 +35,7 @@ use crate::{ErrorKind, Result};
 pub struct Leaf {
     id: u64,
     spec: Spec,
+    device: Device,
     parameter: bool,
     requires_grad: AtomicBool,
     name: OnceLock<String>,
@@ -98,12 +99,35 @@ pub struct Updated {
     pub in_place: bool,
 }
 
+/// An update of a leaf under way. Dropping it changes nothing.
+pub(crate) struct LeafUpdate<'a>(MutexGuard<'a, Cell>);
+
+impl LeafUpdate<'_> {
+    pub(crate) fn data(&self) -> &Data {
+        &self.0.data
+    }
+
+    /// Puts values of the leaf's dtype and shape in place, or says that those there were updated.
+    pub(crate) fn finish(mut self, fresh: Option<Data>) -> Updated {
+        let in_place = fresh.is_none();
+        if let Some(data) = fresh {
+            self.0.data = data;
+        }
+        self.0.version += 1;
+        Updated {
+            version: self.0.version,
+            in_place,
+        }
+    }
+}
+
 impl Leaf {
     pub(crate) fn new(data: Data, parameter: bool) -> Self {
         let key = graph::Key::next();
         Leaf {
             id: key.seq,
             spec: Spec::of(&data),
+            device: data.device(),
             parameter,
             requires_grad: AtomicBool::new(true),
             name: OnceLock::new(),
@@ -173,6 +197,11 @@ impl Leaf {
         &self.spec
     }
 
+    /// Where the values lie, which never changes.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
     /// Its shape, which never changes.
     pub(crate) fn shape(&self) -> &[usize] {
         self.spec.shape()
@@ -201,7 +230,7 @@ impl Leaf {
         (cell.data.clone(), cell.version)
     }
 
-    /// Replaces the values and returns the new version.
+    /// Replaces the values and returns the new version. Values from another device are copied to the leaf's.
     ///
     /// # Errors
     /// [`ErrorKind::DType`] and [`ErrorKind::Shape`] when they aren't those of the leaf; nothing changed then.
@@ -223,6 +252,7 @@ impl Leaf {
                 "a leaf keeps its shape",
             ));
         }
+        let data = data.to(self.device)?;
         let mut cell = self.cell();
         cell.data = data;
         cell.version += 1;
@@ -281,6 +311,11 @@ impl Leaf {
                 in_place,
             },
         ))
+    }
+
+    /// Holds the values of a leaf for an update that [`LeafUpdate::finish`] ends; nobody sees them meanwhile.
+    pub(crate) fn begin_update(&self) -> LeafUpdate<'_> {
+        LeafUpdate(self.cell())
     }
 
     /// Its values, for a while alone. Who locks several leaves does so in ascending order of their ids.

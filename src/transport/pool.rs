@@ -117,7 +117,7 @@ fn unshare(storage: Data) -> Result<Buffer, Data> {
         Data::F32(array) => unshare!(array, F32),
         Data::F64(array) => unshare!(array, F64),
         Data::I64(array) => unshare!(array, I64),
-        Data::Bool(_) => Err(storage),
+        Data::Bool(_) | Data::Cuda(_) => Err(storage),
     }
 }
 

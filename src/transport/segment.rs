@@ -72,6 +72,7 @@ pub(crate) fn as_bytes(data: &Data) -> Option<&[u8]> {
         Data::F64(array) => array.as_slice().map(bytemuck::cast_slice),
         Data::I64(array) => array.as_slice().map(bytemuck::cast_slice),
         Data::Bool(array) => array.as_slice().map(bytemuck::cast_slice),
+        Data::Cuda(_) => None,
     }
 }
 
@@ -154,6 +155,7 @@ pub(crate) fn shaped(storage: Data, shape: &[usize]) -> Result<Data> {
         Data::F64(array) => Data::F64(first(array, shape)?),
         Data::I64(array) => Data::I64(first(array, shape)?),
         Data::Bool(array) => Data::Bool(first(array, shape)?),
+        Data::Cuda(_) => return Err(decode_error("a segment on a GPU")),
     })
 }
 

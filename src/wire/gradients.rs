@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Payload, decode_error, write};
 use crate::Result;
-use crate::tensor::{DType, Data, Element, Gradient, RowSparse};
+use crate::tensor::{DType, Data, Device, Element, Gradient, RowSparse};
 
 #[derive(Serialize, Deserialize)]
 enum Slot {
@@ -25,12 +25,14 @@ pub(crate) fn encode_gradients(gradients: Vec<Option<Gradient>>) -> Result<Paylo
         slots.push(match gradient {
             None => Slot::Absent,
             Some(Gradient::Dense(data)) => {
-                payload.segments.push(data.to_contiguous()); // as tensors are
+                payload.segments.push(data.to(Device::Cpu)?.to_contiguous()); // as tensors are
                 Slot::Dense
             }
             Some(Gradient::Sparse(sparse)) => {
                 let rows = ndarray::Array1::from_vec(sparse.rows).into_dyn().into_shared();
-                payload.segments.extend([Data::I64(rows), sparse.values.to_contiguous()]);
+                payload
+                    .segments
+                    .extend([Data::I64(rows), sparse.values.to(Device::Cpu)?.to_contiguous()]);
                 Slot::Sparse { shape: sparse.shape }
             }
         });

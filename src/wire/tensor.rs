@@ -6,11 +6,13 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::{DECODER, ENCODER};
 use crate::autograd::Edge;
-use crate::tensor::Tensor;
+use crate::tensor::{Device, Tensor};
 
 /// As an argument or a result of a call. The shape, the dtype and, in a recorded call, whether a gradient is required travel along.
 impl Serialize for Tensor {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        // Ranks send each other memory of theirs, never a GPU's.
+        let data = self.data().to(Device::Cpu).map_err(S::Error::custom)?;
         let place = ENCODER.with_borrow_mut(|encoder| {
             let encoder = encoder.as_mut()?;
             let place = encoder.encoded.payload.segments.len() as u32;
@@ -21,7 +23,7 @@ impl Serialize for Tensor {
                 encoder.encoded.edges.push(Some(edge));
             }
             // As other ranks get it, also in a call to oneself: a BLAS gives other bits for other strides.
-            encoder.encoded.payload.segments.push(self.data().to_contiguous());
+            encoder.encoded.payload.segments.push(data.to_contiguous());
             Some(place)
         });
         match place {

@@ -78,7 +78,7 @@ remote! {
         let _hook = y.register_hook(|gradient| {
             HOOKED.fetch_add(1, Ordering::SeqCst);
             let mut twice = gradient.clone();
-            twice.scale(2.0);
+            twice.scale(2.0).ok()?;
             Some(twice)
         })?;
         y.mul_scalar(10.0)
@@ -276,7 +276,7 @@ fn own_code(world: &World) -> Result<()> {
     })?;
     let leaf_hook = x.register_hook(|gradient| {
         let mut negative = gradient.clone();
-        negative.scale(-1.0);
+        negative.scale(-1.0).ok()?;
         Some(negative)
     })?;
     ctx.backward(&[here.sum()?])?;

@@ -6,6 +6,8 @@
 //!
 //! With the feature `faults`, `RANKS_FAULTS` makes things go wrong in any case (`RANKS_FAULTS="seed=1 delay=all:5"`); see `rankgrad::faults::set`.
 //!
+//! With the feature `cuda`, `RANKGRAD_CUDA=true` puts the parameters of any case on a GPU, of a driver that needs none unless `REQUIRE_CUDA=1`.
+//!
 //! A new topic is a module beside this file with a `CASES` of its own, listed in [`TOPICS`].
 
 #![allow(unreachable_pub, reason = "a test has no other users than itself")]
@@ -87,6 +89,8 @@ const TOPICS: &[&[Case]] = &[
 fn main() -> ExitCode {
     match std::env::var(launch::CASE) {
         Ok(name) => {
+            #[cfg(feature = "cuda")]
+            driver_without_gpu();
             #[cfg(feature = "faults")]
             if let Err(error) = rankgrad::faults::set(&std::env::var("RANKS_FAULTS").unwrap_or_default()) {
                 eprintln!("RANKS_FAULTS: {error}");
@@ -96,6 +100,18 @@ fn main() -> ExitCode {
         }
         Err(_) => driver::run(TOPICS.iter().copied().flatten()),
     }
+}
+
+/// Without a GPU a driver that needs none, so that `RANKGRAD_CUDA=true` runs any case with parameters there.
+#[cfg(feature = "cuda")]
+fn driver_without_gpu() {
+    if std::env::var("REQUIRE_CUDA").is_ok_and(|value| value == "1") {
+        return;
+    }
+    // SAFETY: the fake driver's functions have the signatures of the driver's.
+    #[allow(unsafe_code, reason = "a driver for tests")]
+    let first = unsafe { rankgrad_cuda::driver::install(rankgrad_cuda_fake::symbol) };
+    assert!(first, "a driver was looked for before");
 }
 
 /// What a case comes to.

@@ -436,7 +436,7 @@ crate::remote! {
         }
         let mut checked = part.check(&recordings, None, None, Norm::Two)?;
         if let Some(max) = clamp {
-            checked.clamp(max);
+            checked.clamp(max)?;
         }
         apply(scope, &owner, &mut part, checked, Norm::Two, start)
     }
@@ -470,9 +470,9 @@ crate::remote! {
             return Err(no_such("step", scope.rank(), "prepared gradients"));
         };
         let mut part = lock(&owner.part);
-        checked.scale(scale);
+        checked.scale(scale)?;
         if let Some(max) = clamp {
-            checked.clamp(max);
+            checked.clamp(max)?;
         }
         apply(scope, &owner, &mut part, checked, norm, start)
     }

@@ -214,7 +214,7 @@ impl Progress {
         self.last = None;
         if let Some(limit) = options.clip_value {
             // Rows that occur twice are limited as their sum.
-            gradient = clamped(if gradient.is_sparse() { gradient.coalesce()? } else { gradient }, limit);
+            gradient = clamped(if gradient.is_sparse() { gradient.coalesce()? } else { gradient }, limit)?;
         }
         if options.keep_gradient {
             self.last = Some(gradient.clone());

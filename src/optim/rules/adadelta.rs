@@ -1,9 +1,8 @@
 //! Adadelta.
 
 use crate::Result;
-use crate::optim::arithmetic::Descent;
 use crate::optim::options::{Check, options};
-use crate::optim::{Float, Rule, StateArray, StateView};
+use crate::optim::{Float, Rule, StateArray, StateView, Step};
 
 options! {
     /// Adadelta (Zeiler, *ADADELTA: an adaptive learning rate method*, arXiv:1212.5701, 2012), in the form of
@@ -25,6 +24,14 @@ options! {
     }
 }
 
+impl Adadelta {
+    /// The numbers of a step.
+    fn numbers(&self) -> Step {
+        let numbers = [self.rho, 1.0 - self.rho, self.lr, self.eps];
+        Step::new("adadelta", &["square_avg", "acc_delta"], self.maximize, self.weight_decay, numbers)
+    }
+}
+
 impl Rule for Adadelta {
     const NAME: &'static str = "Adadelta";
     const SCALARS: &'static [(&'static str, f64)] = &[("step", 0.0)];
@@ -42,11 +49,16 @@ impl Rule for Adadelta {
         vec![StateArray::zeros("square_avg", shape), StateArray::zeros("acc_delta", shape)]
     }
 
+    fn step<T: Float>(&self, state: &mut StateView<'_, T>) -> Option<Step> {
+        state.count();
+        Some(self.numbers())
+    }
+
     fn update<T: Float>(&self, p: &mut [T], g: &[T], state: &mut StateView<'_, T>) {
         state.count();
-        let descent = Descent::new(self.maximize, self.weight_decay);
-        let (rho, rest) = (T::of(self.rho), T::of(1.0 - self.rho));
-        let (lr, eps) = (T::of(self.lr), T::of(self.eps));
+        let step = self.numbers();
+        let descent = step.descent();
+        let [rho, rest, lr, eps] = step.numbers();
         state.pass2(
             p,
             g,

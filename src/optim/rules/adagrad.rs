@@ -1,9 +1,9 @@
 //! Adagrad.
 
 use crate::Result;
-use crate::optim::arithmetic::{Descent, pass1};
+use crate::optim::arithmetic::pass1;
 use crate::optim::options::{Check, options};
-use crate::optim::{Float, Form, Rows, Rule, StateArray, StateView};
+use crate::optim::{Float, Form, Rows, Rule, StateArray, StateView, Step};
 
 options! {
     /// Adagrad (Duchi, Hazan and Singer, *Adaptive subgradient methods for online learning and stochastic optimization*,
@@ -31,11 +31,17 @@ options! {
 const SUM: &str = "sum";
 
 impl Adagrad {
+    /// The numbers of step `t`.
+    fn numbers(&self, t: u64) -> Step {
+        let step_size = -self.lr / (1.0 + (t - 1) as f64 * self.lr_decay);
+        Step::new("adagrad", &[SUM], self.maximize, self.weight_decay, [step_size, self.eps])
+    }
+
     /// The update of one element, with this step's coefficients.
     fn element<T: Float>(&self, t: u64) -> impl Fn(T, T, &mut T) -> T + Copy {
-        let descent = Descent::new(self.maximize, self.weight_decay);
-        let step_size = T::of(-self.lr / (1.0 + (t - 1) as f64 * self.lr_decay));
-        let eps = T::of(self.eps);
+        let step = self.numbers(t);
+        let descent = step.descent();
+        let [step_size, eps] = step.numbers();
         #[inline(always)]
         move |p, g, sum| {
             let g = descent.of(g, p);
@@ -69,6 +75,10 @@ impl Rule for Adagrad {
             true => Ok(Form::Rows),
             false => Ok(Form::Dense),
         }
+    }
+
+    fn step<T: Float>(&self, state: &mut StateView<'_, T>) -> Option<Step> {
+        Some(self.numbers(state.count()))
     }
 
     fn update<T: Float>(&self, p: &mut [T], g: &[T], state: &mut StateView<'_, T>) {

@@ -1,9 +1,9 @@
 //! Adam.
 
 use crate::Result;
-use crate::optim::arithmetic::{Descent, lerp, maximum, powi};
+use crate::optim::arithmetic::{lerp, maximum, powi};
 use crate::optim::options::{Check, options};
-use crate::optim::{Float, Rule, StateArray, StateView};
+use crate::optim::{Float, Rule, StateArray, StateView, Step};
 
 options! {
     /// Adam (Kingma and Ba, *Adam: a method for stochastic optimization*, ICLR 2015; `amsgrad` from Reddi et al., *On the
@@ -51,18 +51,14 @@ impl Rule for Adam {
         dense_only(sparse)
     }
 
+    fn step<T: Float>(&self, state: &mut StateView<'_, T>) -> Option<Step> {
+        Some(self.numbers(state.count()))
+    }
+
     fn update<T: Float>(&self, p: &mut [T], g: &[T], state: &mut StateView<'_, T>) {
-        let t = state.count();
-        let (beta1, beta2) = self.betas;
-        let step_size = self.lr / (1.0 - powi(beta1, t));
-        let correction = (1.0 - powi(beta2, t)).sqrt();
-        let (shrink, penalty) = match self.decoupled_weight_decay {
-            true => (T::of(1.0 - self.lr * self.weight_decay), 0.0),
-            false => (T::ONE, self.weight_decay),
-        };
-        let descent = Descent::new(self.maximize, penalty);
-        let (rest1, beta2, rest2) = (T::of(1.0 - beta1), T::of(beta2), T::of(1.0 - beta2));
-        let (step_size, correction, eps) = (T::of(-step_size), T::of(correction), T::of(self.eps));
+        let step = self.numbers(state.count());
+        let descent = step.descent();
+        let [rest1, beta2, rest2, step_size, correction, eps, shrink] = step.numbers();
         let average = {
             #[inline(always)]
             move |p: T, g: T, m: &mut T, v: &mut T| {
@@ -100,6 +96,28 @@ impl Rule for Adam {
 }
 
 impl Adam {
+    /// The numbers of step `t`.
+    pub(super) fn numbers(&self, t: u64) -> Step {
+        let (beta1, beta2) = self.betas;
+        let step_size = self.lr / (1.0 - powi(beta1, t));
+        let correction = (1.0 - powi(beta2, t)).sqrt();
+        let (shrink, penalty) = match self.decoupled_weight_decay {
+            true => (1.0 - self.lr * self.weight_decay, 0.0),
+            false => (1.0, self.weight_decay),
+        };
+        let numbers = [1.0 - beta1, beta2, 1.0 - beta2, -step_size, correction, self.eps, shrink];
+        match self.amsgrad {
+            true => Step::new(
+                "amsgrad",
+                &["exp_avg", "exp_avg_sq", "max_exp_avg_sq"],
+                self.maximize,
+                penalty,
+                numbers,
+            ),
+            false => Step::new("adam", &["exp_avg", "exp_avg_sq"], self.maximize, penalty, numbers),
+        }
+    }
+
     /// The checks, under the name of the rule that uses this one.
     pub(super) fn check_as(&self, name: &'static str) -> Result<()> {
         let check = Check(name);

@@ -1,9 +1,9 @@
 //! Adamax.
 
 use crate::Result;
-use crate::optim::arithmetic::{Descent, lerp, maximum, powi};
+use crate::optim::arithmetic::{lerp, maximum, powi};
 use crate::optim::options::{Check, options};
-use crate::optim::{Float, Rule, StateArray, StateView};
+use crate::optim::{Float, Rule, StateArray, StateView, Step};
 
 options! {
     /// Adamax, Adam with the infinity norm (Kingma and Ba, *Adam: a method for stochastic optimization*, ICLR 2015, section
@@ -25,6 +25,16 @@ options! {
     }
 }
 
+impl Adamax {
+    /// The numbers of step `t`.
+    fn numbers(&self, t: u64) -> Step {
+        let (beta1, beta2) = self.betas;
+        let step_size = -self.lr / (1.0 - powi(beta1, t));
+        let numbers = [1.0 - beta1, beta2, self.eps, step_size];
+        Step::new("adamax", &["exp_avg", "exp_inf"], self.maximize, self.weight_decay, numbers)
+    }
+}
+
 impl Rule for Adamax {
     const NAME: &'static str = "Adamax";
     const SCALARS: &'static [(&'static str, f64)] = &[("step", 0.0)];
@@ -42,12 +52,14 @@ impl Rule for Adamax {
         vec![StateArray::zeros("exp_avg", shape), StateArray::zeros("exp_inf", shape)]
     }
 
+    fn step<T: Float>(&self, state: &mut StateView<'_, T>) -> Option<Step> {
+        Some(self.numbers(state.count()))
+    }
+
     fn update<T: Float>(&self, p: &mut [T], g: &[T], state: &mut StateView<'_, T>) {
-        let t = state.count();
-        let (beta1, beta2) = self.betas;
-        let step_size = T::of(-self.lr / (1.0 - powi(beta1, t)));
-        let descent = Descent::new(self.maximize, self.weight_decay);
-        let (rest, beta2, eps) = (T::of(1.0 - beta1), T::of(beta2), T::of(self.eps));
+        let step = self.numbers(state.count());
+        let descent = step.descent();
+        let [rest, beta2, eps, step_size] = step.numbers();
         state.pass2(
             p,
             g,

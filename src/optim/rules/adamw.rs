@@ -3,7 +3,7 @@
 use super::adam::{Adam, dense_only};
 use crate::Result;
 use crate::optim::options::options;
-use crate::optim::{Float, Form, Rule, StateArray, StateView};
+use crate::optim::{Float, Form, Rule, StateArray, StateView, Step};
 
 options! {
     /// AdamW (Loshchilov and Hutter, *Decoupled weight decay regularization*, ICLR 2019), in the form of
@@ -63,6 +63,10 @@ impl Rule for AdamW {
 
     fn form(&self, sparse: bool) -> Result<Form, &'static str> {
         dense_only(sparse)
+    }
+
+    fn step<T: Float>(&self, state: &mut StateView<'_, T>) -> Option<Step> {
+        Some(self.adam().numbers(state.count()))
     }
 
     fn update<T: Float>(&self, p: &mut [T], g: &[T], state: &mut StateView<'_, T>) {

@@ -1,9 +1,9 @@
 //! ASGD.
 
 use crate::Result;
-use crate::optim::arithmetic::Descent;
 use crate::optim::options::{Check, options};
-use crate::optim::{Float, Rule, StateArray, StateView};
+use crate::optim::step::Flags;
+use crate::optim::{Float, Rule, StateArray, StateView, Step};
 
 options! {
     /// Averaged stochastic gradient descent (Polyak and Juditsky, *Acceleration of stochastic approximation by averaging*,
@@ -50,17 +50,14 @@ impl Rule for Asgd {
         vec![StateArray::zeros(AVERAGE, shape)]
     }
 
+    fn step<T: Float>(&self, state: &mut StateView<'_, T>) -> Option<Step> {
+        Some(self.numbers(state))
+    }
+
     fn update<T: Float>(&self, p: &mut [T], g: &[T], state: &mut StateView<'_, T>) {
-        let single = |x: f64| f64::from(x as f32);
-        let t = state.count();
-        let eta = if state.is_fresh(AVERAGE) {
-            single(self.lr)
-        } else {
-            *state.scalar("eta")
-        };
-        let mu = *state.scalar("mu");
-        let descent = Descent::new(self.maximize, self.weight_decay);
-        let (shrink, step, weight) = (T::of(1.0 - self.lambd * eta), T::of(-eta), T::of(mu));
+        let step = self.numbers(state);
+        let (descent, follows) = (step.descent(), step.flags.first);
+        let [shrink, step, weight] = step.numbers();
         state.pass1(
             p,
             g,
@@ -68,12 +65,32 @@ impl Rule for Asgd {
             #[inline(always)]
             move |p, g, ax| {
                 let p = p * shrink + step * descent.of(g, p);
-                *ax = if mu == 1.0 { p } else { *ax + (p - *ax) * weight };
+                *ax = if follows { p } else { *ax + (p - *ax) * weight };
                 p
             },
         );
-        let t = t as f64;
+    }
+}
+
+impl Asgd {
+    /// The numbers of a step, which is counted; and those that the next one starts from.
+    fn numbers<T: Float>(&self, state: &mut StateView<'_, T>) -> Step {
+        let single = |x: f64| f64::from(x as f32);
+        let t = state.count() as f64;
+        let eta = if state.is_fresh(AVERAGE) {
+            single(self.lr)
+        } else {
+            *state.scalar("eta")
+        };
+        let mu = *state.scalar("mu");
         *state.scalar("eta") = single(self.lr / libm::pow(1.0 + self.lambd * self.lr * t, self.alpha));
         *state.scalar("mu") = single(1.0 / f64::max(1.0, t - self.t0));
+        // While the weight is 1 the average is the parameter.
+        let flags = Flags {
+            first: mu == 1.0,
+            ..Flags::default()
+        };
+        let numbers = [1.0 - self.lambd * eta, -eta, mu];
+        Step::new("asgd", &[AVERAGE], self.maximize, self.weight_decay, numbers).flagged(flags)
     }
 }

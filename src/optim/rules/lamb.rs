@@ -1,9 +1,9 @@
 //! LAMB.
 
 use crate::Result;
-use crate::optim::arithmetic::{Descent, PIECE, add_squares, lerp, pass1, pass3, powi};
+use crate::optim::arithmetic::{PIECE, add_squares, lerp, pass1, pass3, powi};
 use crate::optim::options::{Check, options};
-use crate::optim::{Float, Rule, StateArray, StateView};
+use crate::optim::{Float, Rule, StateArray, StateView, Step};
 
 options! {
     /// LAMB (You et al., *Large batch optimization for deep learning: training BERT in 76 minutes*, ICLR 2020, algorithm 2).
@@ -25,6 +25,23 @@ options! {
     }
 }
 
+impl Lamb {
+    /// The numbers of step `t`.
+    fn numbers(&self, t: u64) -> Step {
+        let (beta1, beta2) = self.betas;
+        let (correction1, correction2) = (1.0 - powi(beta1, t), 1.0 - powi(beta2, t));
+        let (rest1, rest2) = (1.0 - beta1, 1.0 - beta2);
+        let numbers = [rest1, beta2, rest2, -self.lr, correction1, self.eps, self.weight_decay, correction2];
+        Step::new("lamb", &["exp_avg", "exp_avg_sq"], self.maximize, 0.0, numbers)
+    }
+
+    /// The size of a step whose parameter and direction have these norms, from that of a step whose norms are equal.
+    pub(crate) fn step_size(size: f64, norm: f64, step_norm: f64) -> f64 {
+        let ratio = if norm > 0.0 && step_norm > 0.0 { norm / step_norm } else { 1.0 };
+        size * ratio
+    }
+}
+
 impl Rule for Lamb {
     const NAME: &'static str = "LAMB";
     const SCALARS: &'static [(&'static str, f64)] = &[("step", 0.0)];
@@ -41,13 +58,14 @@ impl Rule for Lamb {
         vec![StateArray::zeros("exp_avg", shape), StateArray::zeros("exp_avg_sq", shape)]
     }
 
+    fn step<T: Float>(&self, state: &mut StateView<'_, T>) -> Option<Step> {
+        Some(self.numbers(state.count()))
+    }
+
     fn update<T: Float>(&self, p: &mut [T], g: &[T], state: &mut StateView<'_, T>) {
-        let t = state.count();
-        let (beta1, beta2) = self.betas;
-        let (correction1, correction2) = (T::of(1.0 - powi(beta1, t)), T::of(1.0 - powi(beta2, t)));
-        let descent = Descent::new(self.maximize, 0.0);
-        let (rest1, beta2, rest2) = (T::of(1.0 - beta1), T::of(beta2), T::of(1.0 - beta2));
-        let (eps, decay) = (T::of(self.eps), T::of(self.weight_decay));
+        let step = self.numbers(state.count());
+        let descent = step.descent();
+        let [rest1, beta2, rest2, _, correction1, eps, decay, correction2] = step.numbers();
         let [average, square] = state.arrays(["exp_avg", "exp_avg_sq"]);
         // Computed twice, for the norm and for the step: cheaper than memory for it.
         let direction = {
@@ -75,8 +93,7 @@ impl Rule for Lamb {
             add_squares(&mut step_squares, directions);
         }
         let (norm, step_norm) = (squares.sqrt(), step_squares.sqrt());
-        let ratio = if norm > 0.0 && step_norm > 0.0 { norm / step_norm } else { 1.0 };
-        let step_size = T::of(-self.lr * ratio);
+        let step_size = T::of(Self::step_size(step.numbers[3], norm, step_norm));
         pass1(
             p,
             average,

@@ -1,9 +1,9 @@
 //! Lion.
 
 use crate::Result;
-use crate::optim::arithmetic::{Descent, lerp, sign};
+use crate::optim::arithmetic::{lerp, sign};
 use crate::optim::options::{Check, options};
-use crate::optim::{Float, Rule, StateArray, StateView};
+use crate::optim::{Float, Rule, StateArray, StateView, Step};
 
 options! {
     /// Lion (Chen et al., *Symbolic discovery of optimization algorithms*, NeurIPS 2023, program 1). Not in `torch.optim`.
@@ -18,6 +18,15 @@ options! {
         weight_decay: f64 = 0.0;
         /// Climbs instead of descending.
         maximize: bool = false;
+    }
+}
+
+impl Lion {
+    /// The numbers of a step.
+    fn numbers(&self) -> Step {
+        let shrink = 1.0 - self.lr * self.weight_decay;
+        let numbers = [shrink, self.lr, 1.0 - self.betas.0, 1.0 - self.betas.1];
+        Step::new("lion", &["exp_avg"], self.maximize, 0.0, numbers)
     }
 }
 
@@ -37,11 +46,16 @@ impl Rule for Lion {
         vec![StateArray::zeros("exp_avg", shape)]
     }
 
+    fn step<T: Float>(&self, state: &mut StateView<'_, T>) -> Option<Step> {
+        state.count();
+        Some(self.numbers())
+    }
+
     fn update<T: Float>(&self, p: &mut [T], g: &[T], state: &mut StateView<'_, T>) {
         state.count();
-        let descent = Descent::new(self.maximize, 0.0);
-        let shrink = T::of(1.0 - self.lr * self.weight_decay);
-        let (lr, rest1, rest2) = (T::of(self.lr), T::of(1.0 - self.betas.0), T::of(1.0 - self.betas.1));
+        let step = self.numbers();
+        let descent = step.descent();
+        let [shrink, lr, rest1, rest2] = step.numbers();
         state.pass1(
             p,
             g,

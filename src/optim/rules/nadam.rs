@@ -1,9 +1,9 @@
 //! NAdam.
 
 use crate::Result;
-use crate::optim::arithmetic::{Descent, lerp, powi};
+use crate::optim::arithmetic::{lerp, powi};
 use crate::optim::options::{Check, options};
-use crate::optim::{Float, Rule, StateArray, StateView};
+use crate::optim::{Float, Rule, StateArray, StateView, Step};
 
 options! {
     /// Adam with Nesterov's momentum (Dozat, *Incorporating Nesterov momentum into Adam*, ICLR workshop 2016), in the form of
@@ -32,6 +32,36 @@ options! {
     }
 }
 
+impl NAdam {
+    /// The numbers of a step, which is counted.
+    fn numbers<T: Float>(&self, state: &mut StateView<'_, T>) -> Step {
+        let t = state.count();
+        let (beta1, beta2) = self.betas;
+        let momentum = |t: u64| beta1 * (1.0 - 0.5 * libm::pow(0.96, t as f64 * self.momentum_decay));
+        let (now, next) = (momentum(t), momentum(t + 1));
+        let product = state.scalar("mu_product");
+        *product = f64::from(*product as f32 * now as f32);
+        let by_gradient = -self.lr * (1.0 - now) / (1.0 - *product);
+        let by_average = -self.lr * next / (1.0 - *product * next);
+        let correction = 1.0 - powi(beta2, t);
+        let (shrink, penalty) = match self.decoupled_weight_decay {
+            true => (1.0 - self.lr * self.weight_decay, 0.0),
+            false => (1.0, self.weight_decay),
+        };
+        let numbers = [
+            1.0 - beta1,
+            beta2,
+            1.0 - beta2,
+            by_gradient,
+            correction,
+            self.eps,
+            shrink,
+            by_average,
+        ];
+        Step::new("nadam", &["exp_avg", "exp_avg_sq"], self.maximize, penalty, numbers)
+    }
+}
+
 impl Rule for NAdam {
     const NAME: &'static str = "NAdam";
     const SCALARS: &'static [(&'static str, f64)] = &[("step", 0.0), ("mu_product", 1.0)];
@@ -50,22 +80,14 @@ impl Rule for NAdam {
         vec![StateArray::zeros("exp_avg", shape), StateArray::zeros("exp_avg_sq", shape)]
     }
 
+    fn step<T: Float>(&self, state: &mut StateView<'_, T>) -> Option<Step> {
+        Some(self.numbers(state))
+    }
+
     fn update<T: Float>(&self, p: &mut [T], g: &[T], state: &mut StateView<'_, T>) {
-        let t = state.count();
-        let (beta1, beta2) = self.betas;
-        let momentum = |t: u64| beta1 * (1.0 - 0.5 * libm::pow(0.96, t as f64 * self.momentum_decay));
-        let (now, next) = (momentum(t), momentum(t + 1));
-        let product = state.scalar("mu_product");
-        *product = f64::from(*product as f32 * now as f32);
-        let by_gradient = T::of(-self.lr * (1.0 - now) / (1.0 - *product));
-        let by_average = T::of(-self.lr * next / (1.0 - *product * next));
-        let correction = T::of(1.0 - powi(beta2, t));
-        let (shrink, penalty) = match self.decoupled_weight_decay {
-            true => (T::of(1.0 - self.lr * self.weight_decay), 0.0),
-            false => (T::ONE, self.weight_decay),
-        };
-        let descent = Descent::new(self.maximize, penalty);
-        let (rest1, beta2, rest2, eps) = (T::of(1.0 - beta1), T::of(beta2), T::of(1.0 - beta2), T::of(self.eps));
+        let step = self.numbers(state);
+        let descent = step.descent();
+        let [rest1, beta2, rest2, by_gradient, correction, eps, shrink, by_average] = step.numbers();
         state.pass2(
             p,
             g,

@@ -1,9 +1,10 @@
 //! RAdam.
 
 use crate::Result;
-use crate::optim::arithmetic::{Descent, lerp, powi};
+use crate::optim::arithmetic::{lerp, powi};
 use crate::optim::options::{Check, options};
-use crate::optim::{Float, Rule, StateArray, StateView};
+use crate::optim::step::Flags;
+use crate::optim::{Float, Rule, StateArray, StateView, Step};
 
 options! {
     /// Rectified Adam (Liu et al., *On the variance of the adaptive learning rate and beyond*, ICLR 2020), in the form of
@@ -28,6 +29,42 @@ options! {
     }
 }
 
+impl RAdam {
+    /// The numbers of step `t`.
+    fn numbers(&self, t: u64) -> Step {
+        let (beta1, beta2) = self.betas;
+        let power = powi(beta2, t);
+        let correction2 = 1.0 - power;
+        let limit = 2.0 / (1.0 - beta2) - 1.0;
+        let length = limit - 2.0 * t as f64 * power / correction2;
+        // Not while the variance of the adaptive rate isn't tractable.
+        let rectified = length > 5.0;
+        let c = (length - 4.0) * (length - 2.0) * limit / ((limit - 4.0) * (limit - 2.0) * length);
+        let (shrink, penalty) = match self.decoupled_weight_decay {
+            true => (1.0 - self.lr * self.weight_decay, 0.0),
+            false => (1.0, self.weight_decay),
+        };
+        let correction1 = 1.0 - powi(beta1, t);
+        let (rest1, rest2) = (1.0 - beta1, 1.0 - beta2);
+        let numbers = [
+            rest1,
+            beta2,
+            rest2,
+            self.lr,
+            correction1,
+            self.eps,
+            shrink,
+            correction2.sqrt(),
+            c.sqrt(),
+        ];
+        let flags = Flags {
+            rectified,
+            ..Flags::default()
+        };
+        Step::new("radam", &["exp_avg", "exp_avg_sq"], self.maximize, penalty, numbers).flagged(flags)
+    }
+}
+
 impl Rule for RAdam {
     const NAME: &'static str = "RAdam";
     const SCALARS: &'static [(&'static str, f64)] = &[("step", 0.0)];
@@ -45,26 +82,15 @@ impl Rule for RAdam {
         vec![StateArray::zeros("exp_avg", shape), StateArray::zeros("exp_avg_sq", shape)]
     }
 
+    fn step<T: Float>(&self, state: &mut StateView<'_, T>) -> Option<Step> {
+        Some(self.numbers(state.count()))
+    }
+
     fn update<T: Float>(&self, p: &mut [T], g: &[T], state: &mut StateView<'_, T>) {
-        let t = state.count();
-        let (beta1, beta2) = self.betas;
-        let power = powi(beta2, t);
-        let correction2 = 1.0 - power;
-        let limit = 2.0 / (1.0 - beta2) - 1.0;
-        let length = limit - 2.0 * t as f64 * power / correction2;
-        // None while the variance of the adaptive rate isn't tractable.
-        let rectified = (length > 5.0).then(|| {
-            let c = (length - 4.0) * (length - 2.0) * limit / ((limit - 4.0) * (limit - 2.0) * length);
-            (T::of(correction2.sqrt()), T::of(c.sqrt()))
-        });
-        let (shrink, penalty) = match self.decoupled_weight_decay {
-            true => (T::of(1.0 - self.lr * self.weight_decay), 0.0),
-            false => (T::ONE, self.weight_decay),
-        };
-        let descent = Descent::new(self.maximize, penalty);
-        let correction1 = T::of(1.0 - powi(beta1, t));
-        let (rest1, beta2, rest2) = (T::of(1.0 - beta1), T::of(beta2), T::of(1.0 - beta2));
-        let (lr, eps) = (T::of(self.lr), T::of(self.eps));
+        let step = self.numbers(state.count());
+        let descent = step.descent();
+        let [rest1, beta2, rest2, lr, correction1, eps, shrink, root, c] = step.numbers();
+        let rectified = step.flags.rectified.then_some((root, c));
         state.pass2(
             p,
             g,

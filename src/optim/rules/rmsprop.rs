@@ -1,9 +1,9 @@
 //! RMSprop.
 
 use crate::Result;
-use crate::optim::arithmetic::{Descent, lerp};
+use crate::optim::arithmetic::lerp;
 use crate::optim::options::{Check, options};
-use crate::optim::{Float, Rule, StateArray, StateView};
+use crate::optim::{Float, Rule, StateArray, StateView, Step};
 
 options! {
     /// RMSprop (Tieleman and Hinton, *Neural networks for machine learning*, lecture 6.5, 2012; `centered` from Graves,
@@ -27,6 +27,20 @@ options! {
         centered: bool = false;
         /// Climbs instead of descending.
         maximize: bool = false;
+    }
+}
+
+impl RmsProp {
+    /// The numbers of a step.
+    fn numbers(&self) -> Step {
+        let (kernel, arrays): (_, &[_]) = match (self.momentum > 0.0, self.centered) {
+            (false, false) => ("rmsprop", &["square_avg"]),
+            (false, true) => ("rmsprop_centered", &["square_avg", "grad_avg"]),
+            (true, false) => ("rmsprop_momentum", &["square_avg", "momentum_buffer"]),
+            (true, true) => ("rmsprop_centered_momentum", &["square_avg", "grad_avg", "momentum_buffer"]),
+        };
+        let numbers = [self.alpha, 1.0 - self.alpha, self.lr, self.eps, self.momentum];
+        Step::new(kernel, arrays, self.maximize, self.weight_decay, numbers)
     }
 }
 
@@ -55,11 +69,16 @@ impl Rule for RmsProp {
         arrays
     }
 
+    fn step<T: Float>(&self, state: &mut StateView<'_, T>) -> Option<Step> {
+        state.count();
+        Some(self.numbers())
+    }
+
     fn update<T: Float>(&self, p: &mut [T], g: &[T], state: &mut StateView<'_, T>) {
         state.count();
-        let descent = Descent::new(self.maximize, self.weight_decay);
-        let (alpha, rest) = (T::of(self.alpha), T::of(1.0 - self.alpha));
-        let (lr, eps, momentum) = (T::of(self.lr), T::of(self.eps), T::of(self.momentum));
+        let step = self.numbers();
+        let descent = step.descent();
+        let [alpha, rest, lr, eps, momentum] = step.numbers();
         let square = {
             #[inline(always)]
             move |g: T, s: &mut T| *s = *s * alpha + rest * g * g

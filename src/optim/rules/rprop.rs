@@ -1,9 +1,9 @@
 //! Rprop.
 
 use crate::Result;
-use crate::optim::arithmetic::{Descent, sign};
+use crate::optim::arithmetic::sign;
 use crate::optim::options::{Check, options};
-use crate::optim::{Float, Rule, StateArray, StateView};
+use crate::optim::{Float, Rule, StateArray, StateView, Step};
 
 options! {
     /// Resilient backpropagation (Riedmiller and Braun, *A direct adaptive method for faster backpropagation learning: the
@@ -21,6 +21,14 @@ options! {
         step_sizes: (f64, f64) = (1e-6, 50.0);
         /// Climbs instead of descending.
         maximize: bool = false;
+    }
+}
+
+impl Rprop {
+    /// The numbers of a step.
+    fn numbers(&self) -> Step {
+        let ((shrink, grow), (least, most)) = (self.etas, self.step_sizes);
+        Step::new("rprop", &["prev", "step_size"], self.maximize, 0.0, [shrink, grow, least, most])
     }
 }
 
@@ -47,11 +55,16 @@ impl Rule for Rprop {
         vec![StateArray::zeros("prev", shape), StateArray::filled("step_size", shape, self.lr)]
     }
 
+    fn step<T: Float>(&self, state: &mut StateView<'_, T>) -> Option<Step> {
+        state.count();
+        Some(self.numbers())
+    }
+
     fn update<T: Float>(&self, p: &mut [T], g: &[T], state: &mut StateView<'_, T>) {
         state.count();
-        let descent = Descent::new(self.maximize, 0.0);
-        let (shrink, grow) = (T::of(self.etas.0), T::of(self.etas.1));
-        let (least, most) = (T::of(self.step_sizes.0), T::of(self.step_sizes.1));
+        let step = self.numbers();
+        let descent = step.descent();
+        let [shrink, grow, least, most] = step.numbers();
         // Not `clamp`, which panics when the bounds are the wrong way round: torch gives the upper one then.
         let bounded = {
             #[inline(always)]

@@ -1,9 +1,10 @@
 //! Stochastic gradient descent with momentum.
 
 use crate::Result;
-use crate::optim::arithmetic::{Descent, pass0};
+use crate::optim::arithmetic::pass0;
 use crate::optim::options::{Check, options};
-use crate::optim::{Float, Form, Rows, Rule, StateArray, StateView};
+use crate::optim::step::Flags;
+use crate::optim::{Float, Form, Rows, Rule, StateArray, StateView, Step};
 
 options! {
     /// Stochastic gradient descent, with momentum (Polyak 1964) or Nesterov's (as in Sutskever et al., *On the importance
@@ -30,6 +31,22 @@ options! {
 }
 
 const BUFFER: &str = "momentum_buffer";
+
+impl Sgd {
+    /// The numbers of a step; `first` if the momentum hasn't been used yet.
+    fn numbers(&self, first: bool) -> Step {
+        let numbers = [self.lr, self.momentum, 1.0 - self.dampening];
+        if self.momentum == 0.0 {
+            return Step::new("sgd", &[], self.maximize, self.weight_decay, numbers);
+        }
+        let flags = Flags {
+            first,
+            ahead: self.nesterov,
+            ..Flags::default()
+        };
+        Step::new("momentum", &[BUFFER], self.maximize, self.weight_decay, numbers).flagged(flags)
+    }
+}
 
 impl Rule for Sgd {
     const NAME: &'static str = "SGD";
@@ -68,9 +85,15 @@ impl Rule for Sgd {
         }
     }
 
+    fn step<T: Float>(&self, state: &mut StateView<'_, T>) -> Option<Step> {
+        Some(self.numbers(state.is_fresh(BUFFER)))
+    }
+
     fn update<T: Float>(&self, p: &mut [T], g: &[T], state: &mut StateView<'_, T>) {
-        let descent = Descent::new(self.maximize, self.weight_decay);
-        let lr = T::of(self.lr);
+        let first = state.is_fresh(BUFFER);
+        let step = self.numbers(first);
+        let descent = step.descent();
+        let [lr, momentum, rest] = step.numbers();
         if self.momentum == 0.0 {
             return state.pass0(
                 p,
@@ -79,8 +102,6 @@ impl Rule for Sgd {
                 move |p, g| p - lr * descent.of(g, p),
             );
         }
-        let first = state.is_fresh(BUFFER);
-        let (momentum, rest) = (T::of(self.momentum), T::of(1.0 - self.dampening));
         let ahead = self.nesterov;
         state.pass1(
             p,
@@ -96,8 +117,9 @@ impl Rule for Sgd {
     }
 
     fn update_rows<T: Float>(&self, p: &mut [T], g: Rows<'_, T>, _state: &mut StateView<'_, T>) {
-        let descent = Descent::new(self.maximize, 0.0);
-        let lr = T::of(self.lr);
+        let step = self.numbers(false);
+        let descent = step.descent();
+        let [lr]: [T; 1] = step.numbers();
         for (row, g) in g.iter() {
             pass0(
                 &mut p[row],

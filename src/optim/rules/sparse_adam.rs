@@ -1,9 +1,9 @@
 //! SparseAdam.
 
 use crate::Result;
-use crate::optim::arithmetic::{Descent, pass2, powi};
+use crate::optim::arithmetic::{pass2, powi};
 use crate::optim::options::{Check, options};
-use crate::optim::{Float, Form, Rows, Rule, StateArray, StateView};
+use crate::optim::{Float, Form, Rows, Rule, StateArray, StateView, Step};
 
 options! {
     /// Adam for sparse gradients, in the form of `torch.optim.SparseAdam`: averages and parameters change in the touched
@@ -20,6 +20,16 @@ options! {
         eps: f64 = 1e-8;
         /// Climbs instead of descending.
         maximize: bool = false;
+    }
+}
+
+impl SparseAdam {
+    /// The numbers of step `t`.
+    fn numbers(&self, t: u64) -> Step {
+        let (beta1, beta2) = self.betas;
+        let step_size = -self.lr * (1.0 - powi(beta2, t)).sqrt() / (1.0 - powi(beta1, t));
+        let numbers = [1.0 - beta1, 1.0 - beta2, step_size, self.eps];
+        Step::new("sparse_adam", &["exp_avg", "exp_avg_sq"], self.maximize, 0.0, numbers)
     }
 }
 
@@ -46,17 +56,19 @@ impl Rule for SparseAdam {
         }
     }
 
+    fn step<T: Float>(&self, state: &mut StateView<'_, T>) -> Option<Step> {
+        Some(self.numbers(state.count()))
+    }
+
     fn update<T: Float>(&self, p: &mut [T], g: &[T], state: &mut StateView<'_, T>) {
         let rows = [0];
         self.update_rows(p, Rows { rows: &rows, values: g }, state);
     }
 
     fn update_rows<T: Float>(&self, p: &mut [T], g: Rows<'_, T>, state: &mut StateView<'_, T>) {
-        let t = state.count();
-        let (beta1, beta2) = self.betas;
-        let step_size = T::of(-self.lr * (1.0 - powi(beta2, t)).sqrt() / (1.0 - powi(beta1, t)));
-        let descent = Descent::new(self.maximize, 0.0);
-        let (rest1, rest2, eps) = (T::of(1.0 - beta1), T::of(1.0 - beta2), T::of(self.eps));
+        let step = self.numbers(state.count());
+        let descent = step.descent();
+        let [rest1, rest2, step_size, eps] = step.numbers();
         let [average, square] = state.arrays(["exp_avg", "exp_avg_sq"]);
         for (row, g) in g.iter() {
             pass2(

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::optim::arithmetic::{PIECE, instruction_sets, limit_instructions};
 use crate::optim::{ComputeThreads, Norm, Optimizer, OptimizerSpec, names};
-use crate::tensor::{DType, Data, Gradient, RowSparse, Tensor};
+use crate::tensor::{DType, Data, Device, Gradient, RowSparse, Tensor};
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/bits.txt");
 const STEPS: u64 = 6;
@@ -143,15 +143,19 @@ fn absorb_data(hash: &mut u64, data: &Data) {
 }
 
 /// The hash of parameters and state, over all steps.
-fn bits(spec: OptimizerSpec, dtype: DType, sparse: bool) -> u64 {
-    hash(spec, dtype, sparse, if sparse { &SHAPES[..1] } else { &SHAPES }, STEPS)
+fn bits(spec: OptimizerSpec, dtype: DType, sparse: bool, device: Device) -> u64 {
+    hash_on(device, spec, dtype, sparse, if sparse { &SHAPES[..1] } else { &SHAPES }, STEPS)
 }
 
 fn hash(spec: OptimizerSpec, dtype: DType, sparse: bool, shapes: &[&[usize]], steps: u64) -> u64 {
+    hash_on(Device::Cpu, spec, dtype, sparse, shapes, steps)
+}
+
+fn hash_on(device: Device, spec: OptimizerSpec, dtype: DType, sparse: bool, shapes: &[&[usize]], steps: u64) -> u64 {
     let parameters: Vec<Tensor> = shapes
         .iter()
         .zip(1..)
-        .map(|(shape, seed)| tensor(dtype, shape, seed).parameter().unwrap())
+        .map(|(shape, seed)| tensor(dtype, shape, seed).to(device).unwrap().parameter().unwrap())
         .collect();
     let mut optimizer = Optimizer::new(spec, parameters.clone()).unwrap();
     let mut hash = 0xcbf2_9ce4_8422_2325;
@@ -169,10 +173,11 @@ fn hash(spec: OptimizerSpec, dtype: DType, sparse: bool, shapes: &[&[usize]], st
         };
         optimizer.step(&mut |place| Some(gradient(place))).unwrap();
         for (place, p) in parameters.iter().enumerate() {
-            absorb_data(&mut hash, &p.data());
+            absorb_data(&mut hash, &p.data().to(Device::Cpu).unwrap());
             let state = optimizer.state(place).unwrap();
             state.scalars().for_each(|(_, x)| absorb(&mut hash, &x.to_bits().to_le_bytes()));
-            state.arrays().for_each(|(_, data)| absorb_data(&mut hash, data));
+            let arrays = state.arrays().map(|(_, data)| data.to(Device::Cpu).unwrap());
+            arrays.for_each(|data| absorb_data(&mut hash, &data));
         }
     }
     hash
@@ -191,10 +196,18 @@ fn on_each_instruction_set(mut f: impl FnMut(&str)) {
 
 #[test]
 fn the_bits_are_those_in_the_file_on_every_instruction_set() {
-    on_each_instruction_set(compare);
+    on_each_instruction_set(|set| compare(set, Device::Cpu));
 }
 
-fn compare(set: &str) {
+/// Kernels give the bits of the loops; rules that have none run here.
+#[cfg(feature = "cuda")]
+#[test]
+fn the_bits_on_a_gpu_are_those_in_the_file() {
+    let (device, _turn) = crate::tensor::device::testing::device();
+    compare("a GPU", device);
+}
+
+fn compare(set: &str, device: Device) {
     let mut found = String::new();
     for name in names().into_iter().filter(|&name| name != "Muon") {
         let variants = variants(name);
@@ -209,11 +222,11 @@ fn compare(set: &str) {
             for dtype in [DType::F32, DType::F64] {
                 let spec = OptimizerSpec::from_json(name, &options).unwrap();
                 let form = if sparse { "sparse" } else { "dense" };
-                writeln!(found, "{name} {dtype} {form} {options} {:016x}", bits(spec, dtype, sparse)).unwrap();
+                writeln!(found, "{name} {dtype} {form} {options} {:016x}", bits(spec, dtype, sparse, device)).unwrap();
             }
         }
     }
-    if std::env::var_os("WRITE_BITS").is_some() {
+    if device == Device::Cpu && std::env::var_os("WRITE_BITS").is_some() {
         std::fs::write(FILE, &found).unwrap();
     }
     let expected = std::fs::read_to_string(FILE).unwrap();

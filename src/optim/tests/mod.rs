@@ -4,4 +4,6 @@ mod bits;
 mod contract;
 mod flat;
 mod golden;
+#[cfg(feature = "cuda")]
+mod gpu;
 mod reference;

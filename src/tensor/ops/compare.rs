@@ -2,8 +2,9 @@
 
 use super::kernel::{array, elements, map, packed, zip};
 use super::{record_any, same_dtype};
+use crate::tensor::device::not_here;
 use crate::tensor::shape::{self, Lanes};
-use crate::tensor::{DType, Data, Element, Gradient, Tensor, each_dtype};
+use crate::tensor::{DType, Data, Element, Gradient, Tensor};
 use crate::{ErrorKind, Result};
 
 /// Declares a comparison of any dtype.
@@ -55,7 +56,13 @@ impl Tensor {
             .into());
         }
         let lanes = Lanes::new(&self.shape(), axis);
-        let places = each_dtype!(&self.data(), a => first_largest(elements(&packed(a)), lanes));
+        let places = match &self.host_data()? {
+            Data::F32(a) => first_largest(elements(&packed(a)), lanes),
+            Data::F64(a) => first_largest(elements(&packed(a)), lanes),
+            Data::I64(a) => first_largest(elements(&packed(a)), lanes),
+            Data::Bool(a) => first_largest(elements(&packed(a)), lanes),
+            Data::Cuda(_) => return Err(not_here("argmax", self.device())),
+        };
         Ok(Tensor::from_array(array(
             &kept,
             places.into_iter().map(|place| place as i64).collect(),
@@ -66,12 +73,12 @@ impl Tensor {
     /// zero. Between f32 and f64 the gradient is cast back; other casts have none.
     ///
     /// # Errors
-    /// None at present.
+    /// [`ErrorKind::Cuda`] for elements on a GPU that can't be read.
     pub fn cast(&self, dtype: DType) -> Result<Tensor> {
         if dtype == self.dtype() {
             return Ok(self.clone());
         }
-        let output = convert(&self.data(), dtype);
+        let output = convert(&self.host_data()?, dtype);
         if !dtype.is_float() || !self.dtype().is_float() {
             return Ok(Tensor::from_data(output));
         }

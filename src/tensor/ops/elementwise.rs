@@ -1,8 +1,9 @@
 //! Functions of one operand, element by element, and scalar forms of the arithmetic.
 
 use super::kernel::{map, update};
-use super::{Shared, record, with_float};
+use super::{Shared, on_gpu, record, with_float};
 use crate::Result;
+use crate::tensor::device::ops::unary;
 use crate::tensor::{Float, Tensor};
 
 /// Which form of GELU.
@@ -87,6 +88,7 @@ impl Tensor {
     /// # Errors
     /// [`DType`](crate::ErrorKind::DType) unless the elements are floats.
     pub fn neg(&self) -> Result<Tensor> {
+        on_gpu!(unary("neg", self, 0.0));
         with_float!("neg", self.dtype(), T => linear::<T>("neg", self, |x| -x, |g| -g))
     }
 
@@ -95,6 +97,7 @@ impl Tensor {
     /// # Errors
     /// [`DType`](crate::ErrorKind::DType) unless the elements are floats.
     pub fn exp(&self) -> Result<Tensor> {
+        on_gpu!(unary("exp", self, 0.0));
         with_float!("exp", self.dtype(), T => from_output::<T>("exp", self, T::exp_portable, |g, y| g * y))
     }
 
@@ -111,6 +114,7 @@ impl Tensor {
     /// # Errors
     /// [`DType`](crate::ErrorKind::DType) unless the elements are floats.
     pub fn sqrt(&self) -> Result<Tensor> {
+        on_gpu!(unary("sqrt", self, 0.0));
         with_float!("sqrt", self.dtype(), T => from_output::<T>("sqrt", self, T::sqrt, |g, y| g / (y + y)))
     }
 
@@ -119,6 +123,7 @@ impl Tensor {
     /// # Errors
     /// [`DType`](crate::ErrorKind::DType) unless the elements are floats.
     pub fn abs(&self) -> Result<Tensor> {
+        on_gpu!(unary("abs", self, 0.0));
         with_float!("abs", self.dtype(), T => from_input::<T>("abs", self, T::abs, |g, x| if x > 0.0 { g } else if x < 0.0 { -g } else { g * 0.0 }))
     }
 
@@ -143,6 +148,7 @@ impl Tensor {
     /// # Errors
     /// [`DType`](crate::ErrorKind::DType) unless the elements are floats.
     pub fn tanh(&self) -> Result<Tensor> {
+        on_gpu!(unary("tanh", self, 0.0));
         with_float!("tanh", self.dtype(), T => from_output::<T>("tanh", self, T::tanh_portable, |g, y| g * (1.0 - y * y)))
     }
 
@@ -151,6 +157,7 @@ impl Tensor {
     /// # Errors
     /// [`DType`](crate::ErrorKind::DType) unless the elements are floats.
     pub fn sigmoid(&self) -> Result<Tensor> {
+        on_gpu!(unary("sigmoid", self, 0.0));
         with_float!("sigmoid", self.dtype(), T => from_output::<T>("sigmoid", self, sigmoid, |g, y| g * y * (1.0 - y)))
     }
 
@@ -159,6 +166,7 @@ impl Tensor {
     /// # Errors
     /// [`DType`](crate::ErrorKind::DType) unless the elements are floats.
     pub fn relu(&self) -> Result<Tensor> {
+        on_gpu!(unary("relu", self, 0.0));
         with_float!("relu", self.dtype(), T => from_output::<T>("relu", self, |x| if x < 0.0 { 0.0 } else { x }, |g, y| if y > 0.0 { g } else { 0.0 }))
     }
 
@@ -190,6 +198,7 @@ impl Tensor {
     /// # Errors
     /// [`DType`](crate::ErrorKind::DType) unless the elements are floats.
     pub fn add_scalar(&self, c: f64) -> Result<Tensor> {
+        on_gpu!(unary("add_scalar", self, c));
         with_float!("add_scalar", self.dtype(), T => shifted::<T>("add_scalar", self, move |x| x + c as T))
     }
 
@@ -198,6 +207,7 @@ impl Tensor {
     /// # Errors
     /// [`DType`](crate::ErrorKind::DType) unless the elements are floats.
     pub fn sub_scalar(&self, c: f64) -> Result<Tensor> {
+        on_gpu!(unary("sub_scalar", self, c));
         with_float!("sub_scalar", self.dtype(), T => shifted::<T>("sub_scalar", self, move |x| x - c as T))
     }
 
@@ -206,6 +216,7 @@ impl Tensor {
     /// # Errors
     /// [`DType`](crate::ErrorKind::DType) unless the elements are floats.
     pub fn mul_scalar(&self, c: f64) -> Result<Tensor> {
+        on_gpu!(unary("mul_scalar", self, c));
         with_float!("mul_scalar", self.dtype(), T => linear::<T>("mul_scalar", self, move |x| x * c as T, move |g| g * c as T))
     }
 
@@ -214,6 +225,7 @@ impl Tensor {
     /// # Errors
     /// [`DType`](crate::ErrorKind::DType) unless the elements are floats.
     pub fn div_scalar(&self, c: f64) -> Result<Tensor> {
+        on_gpu!(unary("div_scalar", self, c));
         with_float!("div_scalar", self.dtype(), T => linear::<T>("div_scalar", self, move |x| x / c as T, move |g| g / c as T))
     }
 
@@ -222,6 +234,9 @@ impl Tensor {
     /// # Errors
     /// [`DType`](crate::ErrorKind::DType) unless the elements are floats.
     pub fn pow_scalar(&self, c: f64) -> Result<Tensor> {
+        if c == 2.0 {
+            on_gpu!(unary("square", self, c));
+        }
         with_float!("pow_scalar", self.dtype(), T => {
             let c = c as T;
             if c == 2.0 {

@@ -4,7 +4,7 @@ use ndarray::Axis;
 
 use super::kernel::{array, elements, packed};
 use super::shape::reshaped;
-use super::{Shared, record_any};
+use super::{Shared, on_gpu, record_any};
 use crate::tensor::shape::{self, Lanes};
 use crate::tensor::{Data, Element, Float, Gradient, RowSparse, Tensor};
 use crate::{ErrorKind, Result};
@@ -43,6 +43,8 @@ fn selected(data: &Data, axis: usize, places: &[usize]) -> Data {
         Data::F64(a) => Data::F64(select(a, axis, places)),
         Data::I64(a) => Data::I64(select(a, axis, places)),
         Data::Bool(a) => Data::Bool(select(a, axis, places)),
+        // Only what is here is selected from.
+        Data::Cuda(a) => Data::Cuda(a.clone()),
     }
 }
 
@@ -76,7 +78,7 @@ impl Tensor {
             return Err(shape::mismatch(OP, &shape, &ids.shape(), "the indices must have one axis"));
         }
         let places = indices(OP, ids, shape[axis])?;
-        let output = selected(&self.data(), axis, &places);
+        let output = selected(&self.host_data()?, axis, &places);
         Ok(record_any(OP, output, &[self], move |g, _| {
             let gradient = match &g {
                 Data::F32(g) => Data::F32(scatter(g, &shape, axis, &places)),
@@ -104,7 +106,8 @@ impl Tensor {
         let output_shape = [&ids.shape()[..], &shape[1..]].concat();
         let mut rows_shape = shape.clone();
         rows_shape[0] = places.len();
-        let output = reshaped(selected(&self.data(), 0, &places), &output_shape);
+        on_gpu!(crate::tensor::device::ops::embedding(self, &places, &output_shape));
+        let output = reshaped(selected(&self.host_data()?, 0, &places), &output_shape);
         Ok(record_any(OP, output, &[self], move |g, _| {
             let rows = places.iter().map(|&place| place as i64).collect();
             let sparse = RowSparse::new(rows, reshaped(g, &rows_shape), shape.clone())?;

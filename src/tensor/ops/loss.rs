@@ -3,10 +3,10 @@
 use super::index::indices;
 use super::kernel::{array, elements, packed, sum as sum_elements, sum_to, zip};
 use super::softmax::{Exponentials, with_lanes};
-use super::{Shared, record, same_dtype, with_float};
+use super::{Shared, record, record_any, same_dtype, with_float};
 use crate::Result;
 use crate::tensor::shape::{self, Lanes};
-use crate::tensor::{Float, Tensor};
+use crate::tensor::{Device, Float, Gradient, Tensor};
 
 /// How a loss of many elements becomes one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -104,6 +104,16 @@ fn nll<T: Float>(input: &Tensor, targets: &Tensor, reduction: Reduction) -> Resu
 
 fn cross_entropy<T: Float>(input: &Tensor, targets: &Tensor, reduction: Reduction) -> Result<Tensor> {
     let classes = Classes::new("cross_entropy", input, targets)?;
+    if let Some(scored) = crate::tensor::device::ops::cross_entropy(input, &classes.targets)? {
+        // Scores are on a GPU, their losses here.
+        let losses = scored.rows().iter().map(|&(sum, score)| T::of(sum).ln() - T::of(score)).collect();
+        let output = T::wrap(reduction.reduce(losses, &classes.shape));
+        return Ok(record_any("cross_entropy", output, &[input], move |g, _| {
+            let losses = reduction.spread(&T::take(g.to(Device::Cpu)?)?, classes.targets.len());
+            let losses: Vec<f64> = losses.into_iter().map(|g| g.to_f64().unwrap_or(f64::NAN)).collect();
+            Ok(vec![Some(Gradient::Dense(scored.gradient(&losses)?))])
+        }));
+    }
     let lanes = classes.lanes;
     let input_array = packed(&input.array::<T>()?);
     let x = elements(&input_array);

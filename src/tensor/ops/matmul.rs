@@ -4,7 +4,7 @@ use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayViewD, ArrayViewMut2, Axis, Ix2, IxDyn};
 
 use super::kernel::{array, packed, spread, sum_to};
-use super::{Shared, record, same_dtype, with_float};
+use super::{Shared, on_gpu, record, same_dtype, with_float};
 use crate::Result;
 use crate::tensor::{Float, Tensor, shape};
 
@@ -153,6 +153,7 @@ impl Tensor {
     /// lengths differ or the stacks don't broadcast.
     pub fn matmul(&self, other: &Tensor) -> Result<Tensor> {
         same_dtype("matmul", self, &[other])?;
+        on_gpu!(crate::tensor::device::ops::matmul(self, other));
         with_float!("matmul", self.dtype(), T => matmul::<T>(self, other))
     }
 }

@@ -45,6 +45,18 @@ macro_rules! with_float {
 }
 pub(crate) use with_float;
 
+/// Returns what an operation gives on a GPU, if it runs there.
+macro_rules! on_gpu {
+    ($result:expr) => {
+        if let Some(result) = $result? {
+            return Ok(result);
+        }
+    };
+}
+use on_gpu;
+
+pub(in crate::tensor) use shape::reshaped;
+
 fn not_float(op: &str, found: DType) -> crate::Error {
     ErrorKind::DType {
         op: op.into(),
@@ -81,7 +93,7 @@ fn record<T: Float>(
 }
 
 /// The output of an operation of any dtypes, with an adjoint over [`Data`].
-fn record_any(
+pub(super) fn record_any(
     op: &'static str,
     output: Data,
     inputs: &[&Tensor],

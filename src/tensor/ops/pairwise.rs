@@ -1,7 +1,7 @@
 //! Functions of two operands, element by element, with numpy's broadcasting.
 
 use super::kernel::{map, sum_to, update, zip, zip3};
-use super::{Shared, record, same_dtype, with_float};
+use super::{Shared, on_gpu, record, same_dtype, with_float};
 use crate::tensor::{Data, Float, Tensor};
 use crate::{ErrorKind, Result};
 
@@ -131,6 +131,7 @@ macro_rules! method {
         pub fn $name(&self, other: &Tensor) -> Result<Tensor> {
             const OP: &str = stringify!($name);
             same_dtype(OP, self, &[other])?;
+            on_gpu!(crate::tensor::device::ops::binary(OP, self, other));
             with_float!(OP, self.dtype(), T => $name::<T>(self, other))
         }
     };
@@ -184,7 +185,7 @@ impl Tensor {
     /// [`ErrorKind::Shape`] if the shapes don't broadcast.
     pub fn where_(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         const OP: &str = "where";
-        let condition = match self.data() {
+        let condition = match self.host_data()? {
             Data::Bool(condition) => condition,
             Data::I64(condition) => map(&condition, |c| c != 0),
             other => {

@@ -4,7 +4,7 @@ use ndarray::Zip;
 
 use super::compare::first_largest;
 use super::kernel::{array, elements, packed, spread, sum_axes};
-use super::{Shared, record, with_float};
+use super::{Shared, on_gpu, record, with_float};
 use crate::tensor::shape::{self, Lanes};
 use crate::tensor::{Float, Tensor};
 use crate::{ErrorKind, Result};
@@ -67,6 +67,14 @@ fn reshaped<T: Float>(a: Shared<T>, shape: &[usize]) -> Shared<T> {
 
 fn sum<T: Float>(op: &'static str, x: &Tensor, axes: &[i64], keepdims: bool, mean: bool) -> Result<Tensor> {
     let reduced = Reduced::new(op, x, axes, keepdims)?;
+    let divisor = mean.then_some(reduced.count as f64);
+    on_gpu!(crate::tensor::device::ops::sum(
+        op,
+        x,
+        &reduced.marks,
+        (&reduced.kept, &reduced.output),
+        divisor
+    ));
     let count = T::of(reduced.count as f64);
     let mut total = sum_axes(&x.array::<T>()?, &reduced.marks);
     if mean {

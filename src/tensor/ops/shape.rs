@@ -18,6 +18,8 @@ macro_rules! same_kind {
             Data::F64($array) => Data::F64($body),
             Data::I64($array) => Data::I64($body),
             Data::Bool($array) => Data::Bool($body),
+            // Only what is here comes here.
+            Data::Cuda(array) => Data::Cuda(array),
         }
     };
 }
@@ -27,13 +29,16 @@ fn one(data: Data) -> Result<Vec<Option<Gradient>>> {
 }
 
 /// The same elements in another shape: a view where they lie in row-major order, else packed once.
-pub(super) fn reshaped(data: Data, shape: &[usize]) -> Data {
+pub(in crate::tensor) fn reshaped(data: Data, shape: &[usize]) -> Data {
     fn to<T: Element>(a: Shared<T>, shape: &[usize]) -> Shared<T> {
         packed(&a)
             .into_shape_with_order(IxDyn(shape))
             .expect("the shapes hold as many elements")
     }
-    same_kind!(data, a => to(a, shape))
+    match data {
+        Data::Cuda(array) => Data::Cuda(array.reshaped(shape)),
+        data => same_kind!(data, a => to(a, shape)),
+    }
 }
 
 fn permuted(data: Data, order: &[usize]) -> Data {
@@ -111,7 +116,7 @@ fn operands<T: Borrow<Tensor>>(op: &str, tensors: &[T]) -> Result<Vec<Data>> {
     for other in tensors {
         super::same_dtype(op, first.borrow(), &[other.borrow()])?;
     }
-    Ok(tensors.iter().map(|tensor| tensor.borrow().data()).collect())
+    tensors.iter().map(|tensor| tensor.borrow().host_data()).collect()
 }
 
 impl Tensor {
@@ -126,7 +131,7 @@ impl Tensor {
         );
         let mut order: Vec<usize> = (0..self.ndim()).collect();
         order.swap(first, second);
-        let output = permuted(self.data(), &order);
+        let output = permuted(self.host_data()?, &order);
         Ok(record_any("transpose", output, &[self], move |g, _| one(permuted(g, &order))))
     }
 
@@ -149,7 +154,7 @@ impl Tensor {
         let order: Vec<usize> = order.iter().map(|&axis| shape::axis(OP, axis, ndim)).collect::<Result<_>>()?;
         let mut inverse = vec![0; ndim];
         order.iter().enumerate().for_each(|(i, &axis)| inverse[axis] = i);
-        let output = permuted(self.data(), &order);
+        let output = permuted(self.host_data()?, &order);
         Ok(record_any(OP, output, &[self], move |g, _| one(permuted(g, &inverse))))
     }
 
@@ -196,7 +201,7 @@ impl Tensor {
         if from == to {
             return Ok(self.clone());
         }
-        let output = same_kind!(self.data(), a => spread(&a, &to).to_owned().into_shared());
+        let output = same_kind!(self.host_data()?, a => spread(&a, &to).to_owned().into_shared());
         Ok(record_any(OP, output, &[self], move |g, _| match g {
             Data::F32(g) => one(Data::F32(sum_to(g, &from))),
             Data::F64(g) => one(Data::F64(sum_to(g, &from))),
@@ -232,7 +237,7 @@ impl Tensor {
         }
         let shape = self.shape();
         let part = part(start.into(), end.into(), step, shape[axis]);
-        let output = sliced(self.data(), axis, part);
+        let output = sliced(self.host_data()?, axis, part);
         Ok(record_any(OP, output, &[self], move |g, _| match &g {
             Data::F32(g) => one(Data::F32(unsliced(g, &shape, axis, part))),
             Data::F64(g) => one(Data::F64(unsliced(g, &shape, axis, part))),
@@ -302,7 +307,7 @@ impl Tensor {
             let what = format!("lengths {lengths:?} must sum to the axis' length {whole}");
             return Err(ErrorKind::Argument { op: OP.into(), what }.into());
         }
-        let data = self.data();
+        let data = self.host_data()?;
         let mut start = 0;
         let parts: Vec<Data> = lengths
             .iter()

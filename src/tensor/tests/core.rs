@@ -152,7 +152,7 @@ fn row_sparse_gradients_add_up() {
     sum.accumulate(Gradient::Sparse(sparse(&[3], &[5.0]))).unwrap();
     assert!(sum.is_sparse());
     assert_eq!(dense(&sum), [2.0, 0.0, 4.0, 5.0]);
-    sum.scale(2.0);
+    sum.scale(2.0).unwrap();
     sum.accumulate(Gradient::Dense(Tensor::ones(DType::F64, (4, 1)).data())).unwrap();
     assert!(!sum.is_sparse());
     sum.accumulate(Gradient::Sparse(sparse(&[1, 1], &[1.0, 1.0]))).unwrap();

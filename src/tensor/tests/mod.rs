@@ -2,4 +2,6 @@
 
 mod adjoints;
 mod core;
+#[cfg(feature = "cuda")]
+mod gpu;
 mod ops;

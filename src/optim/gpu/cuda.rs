@@ -1,0 +1,392 @@
+//! A step over parameters on GPUs: one launch for all parameters of a kernel, dtype and device.
+//!
+//! Gradients that are here go up together, in pieces of some size, each by copies that run beside the updates of the pieces before it. All that can fail is
+//! done before the first launch: a step that fails then has changed nothing, and none leaves a parameter half updated.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use rankgrad_cuda::rules::{self, Kernel, NUMBERS, flags};
+use rankgrad_cuda::{Array, Gpu};
+
+use super::super::erased::{ErasedRule, Taken};
+use super::super::optimizer::{Asked, Optimizer, Parameter, ParameterReport, update};
+use super::super::rules::Lamb;
+use super::super::step::Step;
+use super::super::{Float, ParameterState, StateView};
+use super::state::Before;
+use crate::tensor::device::GpuFloat;
+use crate::tensor::{CudaArray, DType, Data, Device, Gradient, Leaf, LeafUpdate, RowSparse, Updated};
+use crate::{ErrorKind, Result};
+
+/// Bytes of gradients that go up together.
+const PIECE: usize = 16 << 20;
+
+/// An update to be made.
+struct Job<'a> {
+    place: usize,
+    parameter: &'a mut Parameter,
+    leaf: Arc<Leaf>,
+    rule: &'a dyn ErasedRule,
+    gradient: Gradient,
+    norm: Option<f64>,
+    /// Which launch it is part of, by the piece that its gradient came up with.
+    piece: usize,
+}
+
+impl Optimizer {
+    /// Updates parameters on GPUs by gradients that were checked. A report for each that was updated, by its place.
+    pub(in super::super) fn apply_on_gpus(&mut self, gradients: Vec<(usize, Gradient, Asked)>) -> Result<Vec<(usize, ParameterReport)>> {
+        let Self { groups, parameters, .. } = self;
+        let mut wanted: BTreeMap<usize, (Gradient, Asked)> = gradients.into_iter().map(|(place, g, norm)| (place, (g, norm))).collect();
+        let mut jobs = Vec::with_capacity(wanted.len());
+        for (place, parameter) in parameters.iter_mut().enumerate() {
+            let Some((gradient, norm)) = wanted.remove(&place) else { continue };
+            let rule = groups[parameter.group].rule();
+            let gradient = if parameter.prepared {
+                gradient
+            } else {
+                parameter.take(rule, gradient)?
+            };
+            let norm = match norm {
+                Asked::Known(norm) => norm,
+                Asked::For(norm) => Some(norm.of(&gradient)),
+            };
+            parameter.prepare(rule)?;
+            let leaf = Arc::clone(&parameter.leaf);
+            jobs.push(Job {
+                place,
+                parameter,
+                leaf,
+                rule,
+                gradient,
+                norm,
+                piece: 0,
+            });
+        }
+        let (ours, others): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.parameter.dtype == DType::F32);
+        let mut reports = apply::<f32>(ours)?;
+        reports.extend(apply::<f64>(others)?);
+        Ok(reports)
+    }
+}
+
+/// A float that rules and kernels compute with.
+trait Both: Float + GpuFloat {
+    fn step(rule: &dyn ErasedRule, state: &mut StateView<'_, Self>) -> Option<Step>;
+    fn update(rule: &dyn ErasedRule, p: &mut [Self], g: Taken<'_, Self>, state: &mut StateView<'_, Self>) -> Result<(), String>;
+}
+
+impl Both for f32 {
+    fn step(rule: &dyn ErasedRule, state: &mut StateView<'_, Self>) -> Option<Step> {
+        rule.step_f32(state)
+    }
+    fn update(rule: &dyn ErasedRule, p: &mut [Self], g: Taken<'_, Self>, state: &mut StateView<'_, Self>) -> Result<(), String> {
+        rule.update_f32(p, g, state)
+    }
+}
+
+impl Both for f64 {
+    fn step(rule: &dyn ErasedRule, state: &mut StateView<'_, Self>) -> Option<Step> {
+        rule.step_f64(state)
+    }
+    fn update(rule: &dyn ErasedRule, p: &mut [Self], g: Taken<'_, Self>, state: &mut StateView<'_, Self>) -> Result<(), String> {
+        rule.update_f64(p, g, state)
+    }
+}
+
+fn apply<T: Both>(mut jobs: Vec<Job<'_>>) -> Result<Vec<(usize, ParameterReport)>> {
+    upload::<T>(&mut jobs)?;
+    // In one order everywhere, so that steps that share leaves can't wait for each other.
+    jobs.sort_by_key(|job| job.leaf.id());
+    let leaves: Vec<Arc<Leaf>> = jobs.iter().map(|job| job.leaf.clone()).collect();
+    let mut launches: BTreeMap<_, Vec<Prepared<'_, '_, T>>> = BTreeMap::new();
+    let mut reports = Vec::with_capacity(jobs.len());
+    for (job, leaf) in jobs.into_iter().zip(&leaves) {
+        let prepared = Prepared::new(job, leaf);
+        match prepared {
+            Ok(Ready::Launch(key, prepared)) => launches.entry(key).or_default().push(prepared),
+            Ok(Ready::Done(place, report)) => reports.push((place, report)),
+            Err(error) => {
+                launches.into_values().flatten().for_each(Prepared::give_up);
+                return Err(error);
+            }
+        }
+    }
+    let mut failed = None;
+    for ((_, kernel, _), prepared) in launches {
+        let launched = match &failed {
+            None => launch(kernel, &prepared),
+            Some(_) => {
+                prepared.into_iter().for_each(Prepared::give_up);
+                continue;
+            }
+        };
+        match launched {
+            Ok(()) => reports.extend(prepared.into_iter().map(Prepared::finish)),
+            Err(error) => {
+                prepared.into_iter().for_each(Prepared::give_up);
+                failed = Some(error);
+            }
+        }
+    }
+    match failed {
+        Some(error) => Err(error),
+        None => Ok(reports),
+    }
+}
+
+/// Brings gradients to the devices of their parameters.
+fn upload<T: Both>(jobs: &mut [Job<'_>]) -> Result<()> {
+    let mut by_device: BTreeMap<u32, Vec<&mut Job<'_>>> = BTreeMap::new();
+    for job in jobs {
+        match (job.leaf.device(), job.gradient.device()) {
+            (Device::Cuda(n), Device::Cpu) => by_device.entry(n).or_default().push(job),
+            (device, found) if device != found => job.gradient = job.gradient.to(device)?,
+            _ => {}
+        }
+    }
+    for (n, jobs) in by_device {
+        let (gpu, mut rest) = (Gpu::open(n)?, &mut jobs.into_iter().collect::<Vec<_>>()[..]);
+        let mut piece = 0;
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let mut fits = |job: &&mut Job<'_>| {
+                bytes += values(&job.gradient).bytes();
+                bytes <= PIECE
+            };
+            let count = rest.iter().take_while(|job| fits(job)).count().max(1);
+            let (now, later) = rest.split_at_mut(count);
+            upload_piece::<T>(&gpu, now, piece)?;
+            (rest, piece) = (later, piece + 1);
+        }
+    }
+    Ok(())
+}
+
+fn upload_piece<T: Both>(gpu: &Gpu, jobs: &mut [&mut Job<'_>], piece: usize) -> Result<()> {
+    let packed: Vec<Data> = jobs.iter().map(|job| values(&job.gradient).to_contiguous()).collect();
+    let slices: Vec<&[T]> = packed
+        .iter()
+        .map(|data| Ok(T::peek(data)?.as_slice().unwrap_or_default()))
+        .collect::<Result<_>>()?;
+    let arrays = Array::from_slices(gpu, &slices)?;
+    for (job, array) in jobs.iter_mut().zip(arrays) {
+        let on_gpu = Data::Cuda(CudaArray::of_floats(array, values(&job.gradient).shape()));
+        job.piece = piece;
+        match &mut job.gradient {
+            Gradient::Dense(data) => *data = on_gpu,
+            Gradient::Sparse(sparse) => sparse.values = on_gpu,
+        }
+    }
+    Ok(())
+}
+
+fn values(gradient: &Gradient) -> &Data {
+    match gradient {
+        Gradient::Dense(data) => data,
+        Gradient::Sparse(sparse) => &sparse.values,
+    }
+}
+
+/// Device, kernel and piece: what is launched together.
+type Key = (u32, Kernel, usize);
+
+/// An update that needs nothing more than its launch. The leaf is held.
+struct Prepared<'a, 'l, T> {
+    job: Job<'a>,
+    leaf: LeafUpdate<'l>,
+    /// New values, unless the update is in place.
+    fresh: Option<Data>,
+    step: Step,
+    state: [Option<Array<T>>; 3],
+    before: Before,
+}
+
+enum Ready<'a, 'l, T> {
+    Launch(Key, Prepared<'a, 'l, T>),
+    Done(usize, ParameterReport),
+}
+
+fn kernel(name: &str) -> Option<Kernel> {
+    // LAMB takes two.
+    let name = if name == "lamb" { "lamb_step" } else { name };
+    Kernel::ALL.iter().copied().find(|kernel| kernel.name() == name)
+}
+
+impl<'a, 'l, T: Both> Prepared<'a, 'l, T> {
+    fn new(job: Job<'a>, leaf: &'l Leaf) -> Result<Ready<'a, 'l, T>> {
+        let Parameter { state, shape, .. } = &mut *job.parameter;
+        let state = state.get_or_insert_default();
+        let (before, step) = state.count_step(shape, |view| T::step(job.rule, view));
+        let Some((step, kernel)) = step.and_then(|step| Some((step, kernel(step.kernel)?))) else {
+            state.restore(before);
+            let (place, norm) = (job.place, job.norm);
+            return Ok(Ready::Done(place, through_host::<T>(job, leaf, norm)?));
+        };
+        // If the update is given up, the numbers must be what they were.
+        let prepared = Self::allocate(&job, leaf.begin_update(), step, kernel);
+        match prepared {
+            Ok((key, leaf, fresh, arrays)) => Ok(Ready::Launch(
+                key,
+                Prepared {
+                    job,
+                    leaf,
+                    fresh,
+                    step,
+                    state: arrays,
+                    before,
+                },
+            )),
+            Err(error) => {
+                job.parameter.state.get_or_insert_default().restore(before);
+                Err(error)
+            }
+        }
+    }
+
+    #[allow(clippy::type_complexity, reason = "the parts of one struct")]
+    fn allocate(
+        job: &Job<'a>,
+        leaf: LeafUpdate<'l>,
+        step: Step,
+        kernel: Kernel,
+    ) -> Result<(Key, LeafUpdate<'l>, Option<Data>, [Option<Array<T>>; 3])> {
+        let p = leaf.data().gpu_floats::<T>()?;
+        let fresh = match (&job.gradient, leaf.data().is_unique()) {
+            (_, true) => None,
+            (Gradient::Dense(_), false) => Some(Array::new(p.gpu(), p.len())?),
+            // Rows that aren't touched stay as they are.
+            (Gradient::Sparse(_), false) => Some(p.deep_copy()?),
+        };
+        let fresh = fresh.map(|array| Data::Cuda(CudaArray::of_floats(array, &job.parameter.shape)));
+        let mut arrays = [None, None, None];
+        let state = job.parameter.state.as_ref();
+        for (slot, name) in arrays.iter_mut().zip(step.arrays) {
+            let data = state.and_then(|state| state.array_of(name));
+            let data = data.ok_or_else(|| ErrorKind::Cuda {
+                what: format!("no state `{name}` of {}", job.rule.name()),
+            })?;
+            let array = data.gpu_floats::<T>()?;
+            *slot = Some(if array.is_unique() { array.clone() } else { array.deep_copy()? });
+        }
+        Ok(((p.gpu().ordinal(), kernel, job.piece), leaf, fresh, arrays))
+    }
+
+    /// What its launch is told. Out of place, rows are updated in the copy.
+    fn launch(&self) -> Result<rules::Step<'_, T>> {
+        let old = self.leaf.data().gpu_floats::<T>()?;
+        let out = self.fresh.as_ref().map_or(Ok(old), Data::gpu_floats::<T>)?;
+        let rows = match &self.job.gradient {
+            Gradient::Sparse(RowSparse { rows, .. }) => Some(&rows[..]),
+            Gradient::Dense(_) => None,
+        };
+        let mut numbers = [T::ZERO; NUMBERS];
+        numbers[0] = if self.step.maximize { -T::ONE } else { T::ONE };
+        numbers[1] = T::of(self.step.weight_decay);
+        for (number, &x) in numbers[2..].iter_mut().zip(&self.step.numbers) {
+            *number = T::of(x);
+        }
+        let flag = |holds: bool, flag: u64| if holds { flag } else { 0 };
+        let flags = flag(self.step.weight_decay != 0.0, flags::DECAY)
+            | flag(self.step.flags.first, flags::FIRST)
+            | flag(self.step.flags.ahead, flags::AHEAD)
+            | flag(self.step.flags.rectified, flags::RECTIFIED);
+        let [a, b, c] = &self.state;
+        Ok(rules::Step {
+            p: if rows.is_some() { out } else { old },
+            out,
+            g: values(&self.job.gradient).gpu_floats::<T>()?,
+            rows,
+            state: [a.as_ref(), b.as_ref(), c.as_ref()],
+            numbers,
+            flags,
+        })
+    }
+
+    /// The launch was made.
+    fn finish(self) -> (usize, ParameterReport) {
+        let Prepared {
+            job,
+            leaf,
+            fresh,
+            step,
+            state,
+            ..
+        } = self;
+        let kept = job.parameter.state.get_or_insert_default();
+        let shape = &job.parameter.shape;
+        let arrays = step.arrays.iter().zip(state);
+        kept.put_used(arrays.filter_map(|(&name, array)| Some((name, Data::Cuda(CudaArray::of_floats(array?, shape))))));
+        (job.place, report(&job.gradient, job.norm, leaf.finish(fresh)))
+    }
+
+    /// There was no launch.
+    fn give_up(self) {
+        self.job.parameter.state.get_or_insert_default().restore(self.before);
+    }
+}
+
+fn report(gradient: &Gradient, norm: Option<f64>, Updated { version, in_place }: Updated) -> ParameterReport {
+    let rows = match gradient {
+        Gradient::Sparse(sparse) => Some(sparse.rows.len()),
+        Gradient::Dense(_) => None,
+    };
+    ParameterReport {
+        updated: true,
+        rows,
+        norm,
+        version,
+        in_place,
+    }
+}
+
+fn launch<T: Both>(kernel: Kernel, prepared: &[Prepared<'_, '_, T>]) -> Result<()> {
+    let mut steps = prepared.iter().map(Prepared::launch).collect::<Result<Vec<_>>>()?;
+    if kernel == Kernel::LambStep {
+        rules::update(Kernel::LambAverage, &steps)?;
+        // What was the parameter before is now where it will be, also out of place.
+        steps.iter_mut().for_each(|step| step.p = step.out);
+        let parameters: Vec<&Array<T>> = steps.iter().map(|step| step.p).collect();
+        let norm = |blocks: Vec<f64>| blocks.into_iter().fold(0.0, |sum, block| sum + block).sqrt();
+        let norms = rules::block_sums(rules::Sum::Squares, &parameters)?.into_iter().map(norm);
+        let step_norms = rules::lamb_squares(&steps)?.into_iter().map(norm);
+        let sizes: Vec<f64> = norms
+            .zip(step_norms)
+            .zip(prepared)
+            .map(|((norm, step_norm), prepared)| Lamb::step_size(prepared.step.numbers[3], norm, step_norm))
+            .collect();
+        steps.iter_mut().zip(sizes).for_each(|(step, size)| step.numbers[5] = T::of(size));
+    }
+    Ok(rules::update(kernel, &steps)?)
+}
+
+/// An update by a rule that has no kernel: by the rule itself, on copies here.
+fn through_host<T: Both>(job: Job<'_>, leaf: &Leaf, norm: Option<f64>) -> Result<ParameterReport> {
+    let gradient = job.gradient.to(Device::Cpu)?;
+    let gradient = match gradient {
+        Gradient::Dense(data) => Gradient::Dense(data.to_contiguous()),
+        sparse => sparse,
+    };
+    let held = leaf.begin_update();
+    let (mut data, kept) = (held.data().to(Device::Cpu)?, job.parameter.state.get_or_insert_default());
+    let mut state: ParameterState = kept.on(Device::Cpu)?;
+    let rule = |p: &mut [T], g: Taken<'_, T>, view: &mut StateView<'_, T>| T::update(job.rule, p, g, view);
+    let (elementwise, shape) = (job.rule.is_elementwise(), &job.parameter.shape[..]);
+    let updated = update::<T>(
+        &rule,
+        elementwise,
+        (None, &mut data),
+        &gradient,
+        (&mut state, shape),
+        Asked::Known(norm),
+    )?;
+    updated.map_err(|message| ErrorKind::RulePanic {
+        optimizer: job.rule.name().into(),
+        parameter: job.parameter.place,
+        message,
+    })?;
+    let (fresh, state) = (data.to(leaf.device())?, state.on(leaf.device())?);
+    *kept = state;
+    Ok(report(&gradient, norm, held.finish(Some(fresh))))
+}

@@ -1,0 +1,254 @@
+//! Parameters on a GPU.
+
+use rankgrad_cuda_fake as fake;
+use serde_json::json;
+
+use crate::ErrorKind;
+use crate::optim::*;
+use crate::tensor::device::testing::{device, is_real};
+use crate::tensor::{DType, Device, Gradient, RowSparse, Tensor};
+
+fn tensor(values: &[f64]) -> Tensor {
+    Tensor::from_vec(values.to_vec(), [values.len()]).unwrap()
+}
+
+fn dense(values: &[f64]) -> Gradient {
+    Gradient::Dense(tensor(values).data())
+}
+
+fn values(tensor: &Tensor) -> Vec<f64> {
+    tensor.to_vec().unwrap()
+}
+
+/// Parameters of lengths 1 to `n` on a device, and here.
+fn parameters(n: usize, device: Device) -> [Vec<Tensor>; 2] {
+    let made = |device: Device| {
+        let one = |i: usize| tensor(&vec![i as f64 * 0.25; i]).to(device).unwrap().parameter().unwrap();
+        (1..=n).map(one).collect()
+    };
+    [made(device), made(Device::Cpu)]
+}
+
+fn gradients(parameters: &[Tensor], seed: usize) -> Vec<Option<Gradient>> {
+    let one = |(i, p): (usize, &Tensor)| Some(dense(&(0..p.len()).map(|k| ((k + i + seed) % 7) as f64 - 3.0).collect::<Vec<_>>()));
+    parameters.iter().enumerate().map(one).collect()
+}
+
+#[test]
+fn many_small_parameters_are_one_launch() {
+    let (device, _turn) = device();
+    let [on_gpu, here] = parameters(300, device);
+    let mut optimizers = [&on_gpu, &here].map(|p| Optimizer::new(Adam::new(0.1), p.clone()).unwrap());
+    for step in 0..3 {
+        let gradients = gradients(&here, step);
+        let [a, b] = optimizers.each_mut().map(|o| {
+            let before = fake::launches();
+            let checked = o.check(gradients.clone(), Norm::Two).unwrap();
+            let reports = o.apply(checked).unwrap();
+            (reports, fake::launches() - before)
+        });
+        assert_eq!(a.0, b.0);
+        // The first step makes the state, too: by copies of zeros, without a kernel.
+        assert!(is_real() || (a.1, b.1) == (1, 0), "{} launches", a.1);
+    }
+    assert!(on_gpu.iter().zip(&here).all(|(p, q)| values(p) == values(q)));
+    assert!(on_gpu.iter().all(|p| p.device() == device));
+}
+
+#[test]
+fn who_holds_values_keeps_them() {
+    let (device, _turn) = device();
+    let p = tensor(&[1.0, 2.0]).to(device).unwrap().parameter().unwrap();
+    let mut optimizer = Optimizer::new(Sgd::new(0.5).momentum(0.5), vec![p.clone()]).unwrap();
+    let held = p.data();
+    let report = optimizer.step_one(0, dense(&[1.0, -1.0])).unwrap();
+    assert_eq!((report.version, report.in_place), (1, false));
+    assert_eq!(values(&Tensor::from_data(held.clone())), [1.0, 2.0]);
+    let state = optimizer.state(0).unwrap().clone();
+    let report = optimizer.step_one(0, dense(&[1.0, -1.0])).unwrap();
+    assert_eq!((report.version, report.in_place), (2, true));
+    assert_eq!(values(&p), [-0.25, 3.25]);
+    // The state that was looked at stays, too.
+    let buffer = state.array("momentum_buffer").unwrap().to(Device::Cpu).unwrap();
+    assert_eq!(values(&Tensor::from_data(buffer)), [1.0, -1.0]);
+    drop(held);
+}
+
+#[test]
+fn rows_that_are_not_touched_stay() {
+    let (device, _turn) = device();
+    let made = |device| {
+        Tensor::from_vec((0..20).map(f64::from).collect(), [5, 4])
+            .unwrap()
+            .to(device)
+            .unwrap()
+            .parameter()
+            .unwrap()
+    };
+    let rows = RowSparse::new(vec![3, 1, 3], Tensor::ones(DType::F64, [3, 4]).data(), vec![5, 4]).unwrap();
+    let [p, q] = [made(device), made(Device::Cpu)];
+    let held = p.data();
+    for (p, hold) in [(&p, true), (&q, false)] {
+        let mut optimizer = Optimizer::new(SparseAdam::new(0.1), vec![p.clone()]).unwrap();
+        for step in 0..3 {
+            let report = optimizer.step_one(0, Gradient::Sparse(rows.clone())).unwrap();
+            assert_eq!((report.rows, report.in_place), (Some(2), !(hold && step == 0)));
+        }
+    }
+    assert_eq!(values(&p), values(&q));
+    assert_eq!(values(&Tensor::from_data(held)), (0..20).map(f64::from).collect::<Vec<_>>());
+}
+
+#[test]
+fn gradients_may_be_on_the_gpu() {
+    let (device, _turn) = device();
+    let [on_gpu, here] = parameters(40, device);
+    let mut optimizers = [&on_gpu, &here].map(|p| Optimizer::new(AdamW::new(0.1), p.clone()).unwrap());
+    for norm in [Norm::One, Norm::Two, Norm::Inf] {
+        let mut given = gradients(&here, 1);
+        given[7] = None;
+        let [a, b] = optimizers.each_mut().map(|o| {
+            let place = o.parameters().next().unwrap().device();
+            let moved = given.iter().map(|g| g.as_ref().map(|g| g.to(place).unwrap())).collect();
+            let mut checked = o.check(moved, norm).unwrap();
+            let norms = checked.norms().to_vec();
+            checked.scale(0.3).unwrap();
+            checked.clamp(0.5).unwrap();
+            assert!(checked.not_finite().is_empty());
+            (norms, o.apply(checked).unwrap())
+        });
+        assert_eq!(a, b);
+    }
+    assert!(on_gpu.iter().zip(&here).all(|(p, q)| values(p) == values(q)));
+    let mut bad = gradients(&here, 1);
+    bad[3] = Some(dense(&[1.0, f64::NAN, 0.0, f64::INFINITY]).to(device).unwrap());
+    assert_eq!(optimizers[0].check(bad, Norm::Two).unwrap().not_finite(), [3]);
+    let mut sum = dense(&[1.0, 2.0]).to(device).unwrap();
+    sum.accumulate(dense(&[0.5, 0.25])).unwrap();
+    sum.accumulate(Gradient::Dense(tensor(&[1.0, 1.0]).data()).to(device).unwrap())
+        .unwrap();
+    sum.scale(2.0).unwrap();
+    assert_eq!(sum.device(), device);
+    let Gradient::Dense(sum) = sum.to(Device::Cpu).unwrap() else {
+        panic!("it is dense")
+    };
+    assert_eq!(values(&Tensor::from_data(sum)), [5.0, 6.5]);
+}
+
+#[test]
+fn state_goes_to_a_gpu_and_back() {
+    let (device, _turn) = device();
+    let [on_gpu, here] = parameters(5, device);
+    let mut optimizers = [&on_gpu, &here].map(|p| Optimizer::new(RmsProp::new(0.1).momentum(0.9), p.clone()).unwrap());
+    for optimizer in &mut optimizers {
+        let checked = optimizer.check(gradients(&here, 2), Norm::Two).unwrap();
+        optimizer.apply(checked).unwrap();
+    }
+    // Each goes on from what the other one kept.
+    for place in 0..5 {
+        let states = [1, 0].map(|other: usize| optimizers[other].saved_state(place).unwrap());
+        for (optimizer, state) in optimizers.iter_mut().zip(states) {
+            optimizer.load_state(place, state).unwrap();
+        }
+    }
+    for optimizer in &mut optimizers {
+        let checked = optimizer.check(gradients(&here, 3), Norm::Two).unwrap();
+        optimizer.apply(checked).unwrap();
+    }
+    assert!(on_gpu.iter().zip(&here).all(|(p, q)| values(p) == values(q)));
+}
+
+#[test]
+fn a_step_that_fails_changes_nothing() {
+    let (device, _turn) = device();
+    if is_real() {
+        println!("skipped: only the fake driver fails on purpose");
+        return;
+    }
+    let [on_gpu, here] = parameters(6, device);
+    let mut optimizer = Optimizer::new(Adam::new(0.1), on_gpu.clone()).unwrap();
+    let mut tried = 0;
+    for call in [
+        "cuMemAlloc_v2",
+        "cuMemcpyHtoDAsync_v2",
+        "cuEventRecord",
+        "cuStreamWaitEvent",
+        "cuLaunchKernel",
+        "cuCtxSetCurrent",
+    ] {
+        for nth in 0..200 {
+            let (before, come) = (on_gpu.iter().map(values).collect::<Vec<_>>(), fake::fault_count());
+            let steps = optimizer.state(0).and_then(|s| s.scalar("step"));
+            // Half of them out of place.
+            let held: Vec<_> = on_gpu.iter().take(3).map(Tensor::data).collect();
+            fake::fail(call, nth, 999);
+            let checked = optimizer.check(gradients(&here, nth), Norm::Two);
+            let result = checked.and_then(|checked| optimizer.apply(checked));
+            fake::clear_failures();
+            let failed = fake::fault_count() > come;
+            if failed && result.is_err() {
+                tried += 1;
+                let error = result.unwrap_err();
+                assert!(matches!(error.kind(), ErrorKind::Cuda { what } if what.contains("999")), "{error}");
+                assert_eq!(on_gpu.iter().map(values).collect::<Vec<_>>(), before, "{call} {nth}");
+                assert_eq!(optimizer.state(0).and_then(|s| s.scalar("step")), steps, "{call} {nth}");
+            }
+            drop(held);
+            if !failed {
+                break;
+            }
+        }
+    }
+    assert!(tried > 10, "{tried}");
+    drop((optimizer, on_gpu));
+    assert_eq!(fake::counts(), fake::Counts::default());
+}
+
+#[test]
+fn a_rule_of_the_program_runs_here() {
+    let (device, _turn) = device();
+    let specs = ["Muon", "Adafactor"].map(|name| OptimizerSpec::from_json(name, &json!({})).unwrap());
+    for spec in specs {
+        let made = |device| {
+            Tensor::from_vec((0..12).map(f64::from).collect(), [3, 4])
+                .unwrap()
+                .to(device)
+                .unwrap()
+                .parameter()
+                .unwrap()
+        };
+        let [p, q] = [made(device), made(Device::Cpu)];
+        for p in [&p, &q] {
+            let mut optimizer = Optimizer::new(spec.clone(), vec![p.clone()]).unwrap();
+            optimizer
+                .step_one(0, Gradient::Dense(Tensor::ones(DType::F64, [3, 4]).data()))
+                .unwrap();
+        }
+        assert_eq!((values(&p), p.device()), (values(&q), device));
+    }
+}
+
+#[test]
+fn tensors_on_a_gpu_are_used_like_others() {
+    let (device, _turn) = device();
+    let x = tensor(&[1.0, 2.0]).to(device).unwrap();
+    assert_eq!(format!("{x:?}"), "Tensor(f64, [2], cuda:0)");
+    // What has no kernel runs here, and its result is here.
+    assert_eq!(x.argmax(0).unwrap().device(), Device::Cpu);
+    let error = x.data().view::<f64>().unwrap_err();
+    assert!(
+        error.to_string().contains("cuda:0") && error.to_string().contains("to(Device::Cpu)"),
+        "{error}"
+    );
+    let error = tensor(&[1.0]).to(Device::Cuda(99)).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Cuda { .. }), "{error}");
+    assert_eq!(
+        x.item::<f64>().unwrap_err().kind(),
+        tensor(&[1.0, 2.0]).item::<f64>().unwrap_err().kind()
+    );
+    // Gradients go the way that the values came.
+    let w = tensor(&[1.0, 2.0]).parameter().unwrap();
+    w.to(device).unwrap().to(Device::Cpu).unwrap().sum().unwrap().backward().unwrap();
+    let grad = w.grad().unwrap().to(Device::Cpu).unwrap().to_dense().unwrap();
+    assert_eq!(values(&Tensor::from_data(grad)), [1.0, 1.0]);
+}
