@@ -70,7 +70,7 @@ impl Bells {
 
     /// Whether MPI has nothing on the way to this rank, as far as that can be known.
     pub(super) fn has_nothing_posted(&self) -> bool {
-        self.all_count && self.at(self.own).is_some_and(|own| !own.bell.has_more())
+        self.all_count && self.at(self.own).is_none_or(|own| !own.bell.has_more())
     }
 
     /// Whether this rank's mailbox holds messages.
@@ -280,7 +280,7 @@ impl Doorbells {
             slots: Arc::clone(&self.slots),
             own: self.own,
             read: Arc::clone(&self.read),
-            all_count: first.is_some() && self.all_count,
+            all_count: self.all_count,
         }
     }
 
