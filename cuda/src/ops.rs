@@ -1,8 +1,8 @@
 //! Operations on arrays, and the parts that their gradients are made of. All are local and don't wait for the device unless they say so.
 //!
 //! # Errors
-//! Each returns [`Error::Argument`](crate::Error::Argument) for operands that don't go together, [`Error::OutOfMemory`](crate::Error::OutOfMemory) and
-//! [`Error::Driver`](crate::Error::Driver).
+//! Each returns [`Error::Argument`] for operands that don't go together, [`Error::OutOfMemory`] and
+//! [`Error::Driver`].
 
 use crate::array::{Float, grid};
 use crate::{Array, Error, Gpu, Result};
