@@ -100,8 +100,10 @@ pub struct Updated {
 }
 
 /// An update of a leaf under way. Dropping it changes nothing.
+#[cfg(feature = "cuda")]
 pub(crate) struct LeafUpdate<'a>(MutexGuard<'a, Cell>);
 
+#[cfg(feature = "cuda")]
 impl LeafUpdate<'_> {
     pub(crate) fn data(&self) -> &Data {
         &self.0.data
@@ -314,6 +316,7 @@ impl Leaf {
     }
 
     /// Holds the values of a leaf for an update that [`LeafUpdate::finish`] ends; nobody sees them meanwhile.
+    #[cfg(feature = "cuda")]
     pub(crate) fn begin_update(&self) -> LeafUpdate<'_> {
         LeafUpdate(self.cell())
     }

@@ -55,6 +55,7 @@ macro_rules! on_gpu {
 }
 use on_gpu;
 
+#[cfg(feature = "cuda")]
 pub(in crate::tensor) use shape::reshaped;
 
 fn not_float(op: &str, found: DType) -> crate::Error {
