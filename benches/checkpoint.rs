@@ -3,7 +3,6 @@
 
 #![allow(missing_docs, reason = "a program")]
 
-#[allow(dead_code, reason = "times of single calls are for another bench")]
 mod bench;
 
 use std::path::Path;

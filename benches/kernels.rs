@@ -7,7 +7,6 @@
 
 #[path = "kernels/backward.rs"]
 mod backward;
-#[allow(dead_code, reason = "what it has for benches on several ranks")]
 mod bench;
 #[path = "kernels/floors.rs"]
 mod floors;

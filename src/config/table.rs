@@ -109,7 +109,7 @@ static TABLE: [Setting; 20] = [
         "RANKGRAD_POOL_BYTES",
         "pool_bytes",
         Bytes(|s| &mut s.pool_bytes, 0, MAX),
-        "Most bytes of receive buffers kept for reuse.",
+        "Most bytes of receive buffers that nobody uses, kept for reuse.",
     ),
     row(
         "RANKGRAD_WINDOW_REQUESTS",
