@@ -22,10 +22,10 @@ pub(super) trait ErasedRule: std::fmt::Debug + Send + Sync {
     fn is_equal(&self, other: &dyn ErasedRule) -> bool;
     fn as_any(&self) -> &dyn Any;
     /// The numbers of the next update, for a kernel.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "there are no kernels"))]
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "kernels alone use it"))]
     fn step_f32(&self, state: &mut StateView<'_, f32>) -> Option<Step>;
     /// As `step_f32`.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "there are no kernels"))]
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "kernels alone use it"))]
     fn step_f64(&self, state: &mut StateView<'_, f64>) -> Option<Step>;
     /// One update, or the text of a panic in it.
     fn update_f32(&self, p: &mut [f32], g: Taken<'_, f32>, state: &mut StateView<'_, f32>) -> Result<(), String>;

@@ -8,8 +8,10 @@ use super::arithmetic::Descent;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Step {
     /// The kernel's name.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "kernels alone use it"))]
     pub(crate) kernel: &'static str,
     /// The state arrays that it updates, in the kernel's order.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "kernels alone use it"))]
     pub(crate) arrays: &'static [&'static str],
     pub(crate) maximize: bool,
     /// Weight of the L2 penalty.

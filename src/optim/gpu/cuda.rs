@@ -103,9 +103,9 @@ fn apply<T: Both>(mut jobs: Vec<Job<'_>>) -> Result<Vec<(usize, ParameterReport)
     let mut launches: BTreeMap<_, Vec<Prepared<'_, '_, T>>> = BTreeMap::new();
     let mut reports = Vec::with_capacity(jobs.len());
     for (job, leaf) in jobs.into_iter().zip(&leaves) {
-        let prepared = Prepared::new(job, leaf);
+        let prepared = Prepared::of(job, leaf);
         match prepared {
-            Ok(Ready::Launch(key, prepared)) => launches.entry(key).or_default().push(prepared),
+            Ok(Ready::Launch(key, prepared)) => launches.entry(key).or_default().push(*prepared),
             Ok(Ready::Done(place, report)) => reports.push((place, report)),
             Err(error) => {
                 launches.into_values().flatten().for_each(Prepared::give_up);
@@ -204,7 +204,7 @@ struct Prepared<'a, 'l, T> {
 }
 
 enum Ready<'a, 'l, T> {
-    Launch(Key, Prepared<'a, 'l, T>),
+    Launch(Key, Box<Prepared<'a, 'l, T>>),
     Done(usize, ParameterReport),
 }
 
@@ -215,7 +215,7 @@ fn kernel(name: &str) -> Option<Kernel> {
 }
 
 impl<'a, 'l, T: Both> Prepared<'a, 'l, T> {
-    fn new(job: Job<'a>, leaf: &'l Leaf) -> Result<Ready<'a, 'l, T>> {
+    fn of(job: Job<'a>, leaf: &'l Leaf) -> Result<Ready<'a, 'l, T>> {
         let Parameter { state, shape, .. } = &mut *job.parameter;
         let state = state.get_or_insert_default();
         let (before, step) = state.count_step(shape, |view| T::step(job.rule, view));
@@ -229,14 +229,14 @@ impl<'a, 'l, T: Both> Prepared<'a, 'l, T> {
         match prepared {
             Ok((key, leaf, fresh, arrays)) => Ok(Ready::Launch(
                 key,
-                Prepared {
+                Box::new(Prepared {
                     job,
                     leaf,
                     fresh,
                     step,
                     state: arrays,
                     before,
-                },
+                }),
             )),
             Err(error) => {
                 job.parameter.state.get_or_insert_default().restore(before);

@@ -59,8 +59,6 @@ macro_rules! each {
     };
 }
 
-/// Elements of the same dtype, from what an expression makes of floats.
-
 impl From<rankgrad_cuda::Error> for Error {
     fn from(error: rankgrad_cuda::Error) -> Self {
         ErrorKind::Cuda { what: error.to_string() }.into()
@@ -143,9 +141,9 @@ impl CudaArray {
     pub(crate) fn near() -> Result<Vec<u32>> {
         let (all, mine) = (0..rankgrad_cuda::devices()?, allowed_cores());
         let is_near = |&n: &u32| {
-            let cores = Gpu::pci_address(n).and_then(|address| {
+            let cores = Gpu::pci_address(n).map(|address| {
                 let file = format!("/sys/bus/pci/devices/{address}/local_cpulist");
-                Ok(std::fs::read_to_string(file).unwrap_or_default())
+                std::fs::read_to_string(file).unwrap_or_default()
             });
             cores.is_ok_and(|cores| listed(&cores).any(|core| mine.contains(&core)))
         };

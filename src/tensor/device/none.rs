@@ -1,5 +1,7 @@
 //! No GPUs.
 
+use std::convert::Infallible;
+
 use ndarray::IxDyn;
 
 use super::Device;
@@ -8,7 +10,9 @@ use crate::{ErrorKind, Result};
 
 /// Elements on a GPU; there are none without the feature `cuda`.
 #[derive(Debug, Clone)]
-pub enum CudaArray {}
+pub struct CudaArray {
+    never: Infallible,
+}
 
 fn not_built<T>() -> Result<T> {
     Err(ErrorKind::Cuda {
@@ -29,48 +33,48 @@ impl CudaArray {
         not_built()
     }
     pub(crate) fn device(&self) -> Device {
-        match *self {}
+        match self.never {}
     }
     pub(crate) fn dtype(&self) -> DType {
-        match *self {}
+        match self.never {}
     }
     pub(crate) fn shape(&self) -> &[usize] {
-        match *self {}
+        match self.never {}
     }
     pub(crate) fn raw_dim(&self) -> IxDyn {
-        match *self {}
+        match self.never {}
     }
     pub(crate) fn len(&self) -> usize {
-        match *self {}
+        match self.never {}
     }
     pub(crate) fn is_standard_layout(&self) -> bool {
-        match *self {}
+        match self.never {}
     }
     pub(crate) fn is_unique(&self) -> bool {
-        match *self {}
+        match self.never {}
     }
     pub(crate) fn is_same(&self, _: &Self) -> bool {
-        match *self {}
+        match self.never {}
     }
     pub(crate) fn to_host(&self) -> Result<Data> {
-        match *self {}
+        match self.never {}
     }
     pub(crate) fn reshaped(self, _: &[usize]) -> Self {
-        match self {}
+        match self.never {}
     }
     pub(crate) fn sum_with(&self, _: &Self) -> Result<Self> {
-        match *self {}
+        match self.never {}
     }
     pub(crate) fn scaled(&self, _: f64) -> Result<Self> {
-        match *self {}
+        match self.never {}
     }
     pub(crate) fn clamped(&self, _: f64) -> Result<Self> {
-        match *self {}
+        match self.never {}
     }
     pub(crate) fn norm(&self, _: crate::tensor::device::NormKind) -> Result<f64> {
-        match *self {}
+        match self.never {}
     }
     pub(crate) fn is_finite(&self) -> Result<bool> {
-        match *self {}
+        match self.never {}
     }
 }

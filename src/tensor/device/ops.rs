@@ -246,11 +246,14 @@ pub(crate) fn sum(
     }
 }
 
+/// A gradient from those of losses.
+type OfLosses = dyn Fn(&[f64]) -> Result<Data> + Send;
+
 /// Scores whose cross entropy was computed on a GPU.
 pub(crate) struct Scored {
     /// For each row the sum of `exp(x - largest)`, and the target's score less the largest.
     rows: Vec<(f64, f64)>,
-    gradient: Box<dyn Fn(&[f64]) -> Result<Data> + Send>,
+    gradient: Box<OfLosses>,
 }
 
 impl Scored {

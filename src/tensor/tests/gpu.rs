@@ -4,6 +4,9 @@ use crate::Result;
 use crate::tensor::device::testing::device;
 use crate::tensor::{DType, Device, Reduction, Tensor};
 
+/// A function by its name.
+type Named = (&'static str, fn(&Tensor) -> Result<Tensor>);
+
 fn values(tensor: &Tensor) -> Vec<f64> {
     tensor.cast(DType::F64).unwrap().to_vec().unwrap()
 }
@@ -63,7 +66,7 @@ fn agree(name: &str, device: Device, dtype: DType, shapes: &[&[usize]], on_gpu: 
 fn operations_on_a_gpu_agree_with_those_here() {
     let (device, _turn) = device();
     for dtype in [DType::F32, DType::F64] {
-        let unary: [(&str, fn(&Tensor) -> Result<Tensor>); 12] = [
+        let unary: [Named; 12] = [
             ("neg", Tensor::neg),
             ("exp", Tensor::exp),
             ("tanh", Tensor::tanh),
@@ -139,7 +142,7 @@ fn functions_on_a_gpu_have_the_bits_of_those_here() {
         let spread = (0..4000).map(|i| f64::from(i - 2000) * 0.01);
         let x: Vec<f64> = special.into_iter().chain(spread).collect();
         let x = Tensor::from_vec(x.clone(), x.len()).unwrap().cast(dtype).unwrap();
-        let functions: [(&str, fn(&Tensor) -> Result<Tensor>); 5] = [
+        let functions: [Named; 5] = [
             ("exp", Tensor::exp),
             ("tanh", Tensor::tanh),
             ("sigmoid", Tensor::sigmoid),
