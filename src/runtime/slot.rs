@@ -92,16 +92,20 @@ impl Slot {
     /// Puts the answer in; returns the callback to run with it, if there is one.
     pub(crate) fn complete(&self, reply: Reply) -> Option<(Callback, Reply)> {
         let mut state = self.state();
-        if let Some(alarm) = state.alarm.take().filter(|_| reply.is_err()) {
+        let alarm = state.alarm.take().filter(|_| reply.is_err());
+        let taken = match state.callback.take() {
+            Some(callback) => Some((callback, reply)),
+            None => {
+                state.reply = Some(reply);
+                None
+            }
+        };
+        self.done.set();
+        // Who hears it looks for an answer that is there.
+        if let Some(alarm) = alarm {
             alarm.ring();
         }
-        if let Some(callback) = state.callback.take() {
-            self.done.set();
-            return Some((callback, reply));
-        }
-        state.reply = Some(reply);
-        self.done.set();
-        None
+        taken
     }
 
     /// Takes the answer.

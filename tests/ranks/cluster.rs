@@ -142,9 +142,9 @@ fn a_signal_during_the_start() -> Outcome {
             assert!(step < 10_000, "never held");
             std::thread::sleep(Duration::from_millis(1));
         }
+        assert!(world.stopped()?);
         Ok(())
     })?;
-    assert!(world.stopped()?);
     ok(world.finish())
 }
 
@@ -184,7 +184,7 @@ pub const CASES: &[Case] = &[
     Case::new("cluster::all_ranks_learn_of_a_signal_within_a_second", all_learn),
     Case::new("cluster::all_ranks_stop_at_one_step", all_stop_at_one_step),
     Case {
-        ranks: &[0, 1, 3],
+        ranks: &[1, 3], // MPICH without a launcher takes SIGUSR1 for a death, and waits for an mpiexec of its own
         ..Case::new("cluster::a_leader_stops", a_leader_stops)
     },
     Case {
