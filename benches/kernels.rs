@@ -26,13 +26,7 @@ fn main() -> ExitCode {
     if std::env::args().any(|a| a == "--test") {
         return ExitCode::SUCCESS;
     }
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
+    bench::ended(run())
 }
 
 /// Those of `backward`, `step`, `rules` that are named on the command line, or all.

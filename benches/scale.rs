@@ -179,13 +179,7 @@ fn main() -> ExitCode {
             _ => idle(),
         },
     };
-    match ended {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
+    bench::ended(ended)
 }
 
 fn io(error: std::io::Error) -> Error {

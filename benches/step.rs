@@ -103,13 +103,7 @@ fn main() -> ExitCode {
     if let Some(code) = ranks(2) {
         return code;
     }
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
+    bench::ended(run())
 }
 
 /// Lets time pass, without sleeping where that is too coarse.

@@ -57,13 +57,7 @@ fn main() -> ExitCode {
     if let Some(code) = ranks(2) {
         return code;
     }
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
+    bench::ended(run())
 }
 
 fn run() -> Result<()> {

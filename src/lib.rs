@@ -8,8 +8,6 @@
 //! `runtime`, [`rpc`] and [`dist`] make them work for a program; [`checkpoint`] saves it. `docs/design.md` in the repository says why.
 
 #![warn(unreachable_pub)]
-// Arms for arrays on GPUs.
-#![cfg_attr(not(feature = "cuda"), allow(unreachable_code, reason = "there are none in such a build"))]
 
 pub mod autograd;
 pub mod checkpoint;
@@ -23,6 +21,7 @@ mod mutant;
 pub mod optim;
 pub mod prelude;
 mod protocol;
+mod queue;
 pub mod rpc;
 mod rref;
 mod runtime;

@@ -219,3 +219,14 @@ pub fn finish(name: &str, rows: &[Row]) -> std::io::Result<()> {
     println!("written to {}", path.display());
     Ok(())
 }
+
+/// What a program ends with.
+pub fn ended(result: rankgrad::Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -11,7 +11,6 @@ pub(crate) mod logging;
 pub(crate) mod placement;
 mod pool;
 mod progress;
-mod queue;
 mod requests;
 mod slot;
 mod work;
@@ -28,6 +27,7 @@ use crate::config::Settings;
 use crate::protocol::{
     Action, ContextId, Counters, Input, Manner, Message, Op, Outcome, Output, Rank, RefId, RequestId, TaskId, ValueId, Window, Work,
 };
+use crate::queue::Queue;
 use crate::tensor::DType;
 use crate::transport::{Delivery, Landing, Loss, Transport};
 use crate::wire::{self, Delivered, Handle, Payload};
@@ -36,7 +36,6 @@ use crate::{Error, ErrorKind, Result};
 use clock::{Pace, Ticks};
 pub(crate) use pool::Pool;
 pub(crate) use progress::Permission;
-use queue::Queue;
 pub(crate) use slot::{Alarm, Reply, Slot};
 
 /// A value as the reference table holds it; the rooms above know what it is.

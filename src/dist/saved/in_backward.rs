@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::spec::WrittenSpec;
+use super::spec::{Group, Header, WrittenSpec};
 use super::{OwnerPart, Saveable, Staged, States, decoded, differs, encoded};
 use crate::Result;
 use crate::dist::DistributedInBackward;
@@ -14,19 +14,6 @@ use crate::optim::{OptimizerSpec, ParameterState};
 use crate::rpc::Scope;
 use crate::rref::RRef;
 use crate::tensor::Tensor;
-
-#[derive(Serialize, Deserialize)]
-struct Header {
-    groups: Vec<Group>,
-}
-
-/// Optimizers with the same options.
-#[derive(Serialize, Deserialize)]
-struct Group {
-    #[serde(flatten)]
-    spec: WrittenSpec,
-    parameters: Vec<String>,
-}
 
 /// An owner's part.
 #[derive(Debug, Serialize, Deserialize)]

@@ -11,6 +11,20 @@ use crate::optim::OptimizerSpec;
 #[derive(Debug, Clone)]
 pub(super) struct WrittenSpec(pub OptimizerSpec);
 
+/// What a manifest says of an optimizer that is made of groups.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Header {
+    pub groups: Vec<Group>,
+}
+
+/// Parameters with the same options.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Group {
+    #[serde(flatten)]
+    pub spec: WrittenSpec,
+    pub parameters: Vec<String>,
+}
+
 #[derive(Serialize, Deserialize)]
 struct Fields {
     rule: String,

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::spec::WrittenSpec;
+use super::spec::{Group, Header, WrittenSpec};
 use super::{OwnerPart, Saveable, Staged, States, decoded, differs, encoded};
 use crate::Result;
 use crate::dist::DistributedOptimizer;
@@ -15,18 +15,6 @@ use crate::protocol::OptimizerId;
 use crate::rpc::{Calls, Scope};
 use crate::rref::RRef;
 use crate::tensor::Tensor;
-
-#[derive(Serialize, Deserialize)]
-struct Header {
-    groups: Vec<Group>,
-}
-
-#[derive(Serialize, Deserialize)]
-struct Group {
-    #[serde(flatten)]
-    spec: WrittenSpec,
-    parameters: Vec<String>,
-}
 
 /// An owner's part.
 #[derive(Debug, Serialize, Deserialize)]

@@ -22,7 +22,6 @@ mod ring;
 mod start;
 mod watch;
 
-use std::collections::VecDeque;
 use std::sync::atomic::{
     AtomicBool, AtomicU64, AtomicUsize,
     Ordering::{Relaxed, SeqCst},
@@ -40,6 +39,7 @@ pub use start::{Host, ThreadLevel};
 use watch::Watch;
 
 use super::{Delivery, Frame, Landing, Loss, Settings, Traffic, Transport};
+use crate::queue::Queue;
 use crate::{ErrorKind, Result};
 
 /// The longest sleep while sends or receives are under way: they need polling to end.
@@ -71,9 +71,7 @@ pub struct MpiTransport {
     wanted: AtomicUsize,
     doorbells: Doorbells,
     /// Frames to this rank itself.
-    own: Mutex<VecDeque<Frame>>,
-    /// How many, to be seen without the lock.
-    own_waiting: AtomicUsize,
+    own: Queue<Frame>,
     in_flight: AtomicUsize,
     flowing: AtomicUsize,
     /// Memory in the pool, in use or not, beyond what may be kept unused.
@@ -165,8 +163,7 @@ fn bring_up(host: &Host<'_>, settings: Result<Settings>) -> Result<MpiTransport>
         engine: Mutex::new(Some(engine)),
         wanted: AtomicUsize::new(0),
         doorbells,
-        own: Mutex::new(VecDeque::new()),
-        own_waiting: AtomicUsize::new(0),
+        own: Queue::default(),
         in_flight: AtomicUsize::new(0),
         flowing: AtomicUsize::new(0),
         spare: AtomicUsize::new(0),
@@ -272,26 +269,20 @@ impl MpiTransport {
         if self.closed.load(SeqCst) {
             return Err(shut_down());
         }
-        self.doorbells.to_myself(|| {
-            let mut own = lock(&self.own);
-            own.push_back(frame);
-            self.own_waiting.store(own.len(), SeqCst);
-        });
+        self.doorbells.to_myself(|| self.own.push(frame));
         Ok(())
     }
 
     fn poll_self(&self, inbox: &mut Vec<(u32, Delivery)>) -> bool {
-        if self.own_waiting.load(SeqCst) == 0 {
+        if self.own.is_empty() {
             return false;
         }
-        let mut own = lock(&self.own);
-        let moved = !own.is_empty();
-        self.own_waiting.store(0, SeqCst);
-        for frame in own.drain(..) {
+        let before = inbox.len();
+        for frame in self.own.take() {
             self.doorbells.took_mine();
             inbox.push((self.rank, frame.within(self.message_limit)));
         }
-        moved
+        inbox.len() > before
     }
 
     fn progress(&self, inbox: &mut Vec<(u32, Delivery)>) -> Result<bool> {
@@ -420,7 +411,7 @@ impl Transport for MpiTransport {
 
     fn spin(&self, looks: u32) {
         let looks = if self.in_flight() > 0 { 1 } else { looks };
-        self.doorbells.spin(looks, || self.own_waiting.load(Relaxed) > 0);
+        self.doorbells.spin(looks, || !self.own.is_empty());
     }
 
     fn in_flight(&self) -> usize {
@@ -481,7 +472,7 @@ impl Transport for MpiTransport {
         if self.closed.swap(true, SeqCst) {
             return Ok(());
         }
-        let dropped = self.drain()? + lock(&self.own).drain(..).count();
+        let dropped = self.drain()? + self.own.take().len();
         let Some(engine) = lock(&self.engine).take() else { return Ok(()) };
         // From here on no other thread gets to MPI.
         let comm = engine.end()?;

@@ -1,13 +1,11 @@
-//! A queue that can be seen to be empty without its lock: waiting threads look at it with each poll.
+//! A queue that can be seen to be empty without its lock: threads that poll look at it each time.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard};
-
-use super::lock;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 #[derive(Debug)]
-pub(super) struct Queue<T> {
+pub(crate) struct Queue<T> {
     len: AtomicUsize,
     items: Mutex<VecDeque<T>>,
 }
@@ -22,35 +20,42 @@ impl<T> Default for Queue<T> {
 }
 
 impl<T> Queue<T> {
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.len.load(Ordering::SeqCst) == 0
     }
 
-    pub(super) fn push(&self, item: T) {
+    pub(crate) fn push(&self, item: T) {
         let mut items = self.items();
         items.push_back(item);
         self.len.store(items.len(), Ordering::SeqCst);
     }
 
     /// Takes the oldest.
-    pub(super) fn pop(&self) -> Option<T> {
+    pub(crate) fn pop(&self) -> Option<T> {
         self.pop_if(|_| true)
     }
 
     /// Takes the oldest, if it is due.
-    pub(super) fn pop_if(&self, due: impl FnOnce(&T) -> bool) -> Option<T> {
+    pub(crate) fn pop_if(&self, due: impl FnOnce(&T) -> bool) -> Option<T> {
         let mut items = self.items();
         let item = if items.front().is_some_and(due) { items.pop_front() } else { None };
         self.len.store(items.len(), Ordering::SeqCst);
         item
     }
 
+    /// Takes all, oldest first.
+    pub(crate) fn take(&self) -> VecDeque<T> {
+        let mut items = self.items();
+        self.len.store(0, Ordering::SeqCst);
+        std::mem::take(&mut *items)
+    }
+
     /// Whether the oldest is due.
-    pub(super) fn is_due(&self, due: impl FnOnce(&T) -> bool) -> bool {
+    pub(crate) fn is_due(&self, due: impl FnOnce(&T) -> bool) -> bool {
         !self.is_empty() && self.items().front().is_some_and(due)
     }
 
     fn items(&self) -> MutexGuard<'_, VecDeque<T>> {
-        lock(&self.items)
+        self.items.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
