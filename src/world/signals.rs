@@ -78,6 +78,8 @@ struct State {
     held: bool,
     /// The first step that isn't made.
     at: Option<u64>,
+    /// Each rank knows it.
+    agreed: bool,
 }
 
 /// A rank's part in stopping.
@@ -117,11 +119,16 @@ impl Stop {
         lock(&self.0).at = Some(at);
     }
 
-    /// Whether to stop before this step; `None` if that isn't agreed yet.
+    fn agree(&self) {
+        lock(&self.0).agreed = true;
+    }
+
+    /// Whether to stop before this step; `None` if that isn't agreed yet. A rank that stops may tell others of it in its own way: by then they know.
     fn pass(&self, step: u64) -> Option<bool> {
         let mut state = lock(&self.0);
         match (state.at, state.held) {
-            (Some(at), _) => Some(step >= at),
+            (Some(at), _) if step < at => Some(false),
+            (Some(_), _) => state.agreed.then_some(true),
             (None, true) => None,
             (None, false) => {
                 state.passed = Some(state.passed.map_or(step, |passed| passed.max(step)));
@@ -145,7 +152,9 @@ crate::remote! {
             at = hold.wait()?.map_or(at, |passed: u64| at.max(passed.saturating_add(1)));
         }
         let stops: Vec<_> = (0..scope.size()).map(|rank| scope.call_async(rank, stop_here, (at,))).collect::<Result<_>>()?;
-        stops.into_iter().try_for_each(|stop| stop.wait())
+        stops.into_iter().try_for_each(|stop| stop.wait())?;
+        let agreed: Vec<_> = (0..scope.size()).map(|rank| scope.call_async(rank, stop_agreed, ())).collect::<Result<_>>()?;
+        agreed.into_iter().try_for_each(|agreed| agreed.wait())
     }
 
     /// The last step that this rank has passed; it passes no further one until it knows where to stop.
@@ -156,6 +165,12 @@ crate::remote! {
     /// All stop before this step.
     fn stop_here(scope: &Scope, at: u64) -> Result<()> {
         Stop::of(&scope.caller().runtime)?.stop(at);
+        Ok(())
+    }
+
+    /// All know where to stop.
+    fn stop_agreed(scope: &Scope) -> Result<()> {
+        Stop::of(&scope.caller().runtime)?.agree();
         Ok(())
     }
 }
@@ -292,7 +307,7 @@ impl World {
         let start = Instant::now();
         let limit = runtime.settings.timeout();
         let deadline = limit.and_then(|limit| start.checked_add(limit));
-        runtime.wait_until(&|| lock(&stop.0).at.is_some(), Permission::Nothing, deadline)?;
+        runtime.wait_until(&|| lock(&stop.0).agreed, Permission::Nothing, deadline)?;
         stop.pass(step).ok_or_else(|| {
             ErrorKind::Timeout {
                 operation: "stop_at".into(),
@@ -304,7 +319,8 @@ impl World {
         })
     }
 
-    /// Whether a signal has made all ranks agree on a step to stop at: the job isn't done, and should leave with [`REQUEUE`]. Local; blocks on nothing.
+    /// Whether a signal has made the ranks agree on a step to stop at: the job isn't done, and should leave with [`REQUEUE`]. Once [`stop_at`](Self::stop_at) was true on
+    /// any rank, this is true on all. Local; blocks on nothing.
     ///
     /// # Errors
     /// [`ErrorKind::ShutDown`] after the end.
@@ -326,6 +342,9 @@ mod tests {
         assert_eq!(stop.hold(Signal::Usr1), Some(1));
         assert_eq!((stop.pass(2), stop.hold(Signal::Usr1)), (None, Some(1)));
         stop.stop(4);
+        // Others may not know yet.
+        assert_eq!([3, 4].map(|step| stop.pass(step)), [Some(false), None]);
+        stop.agree();
         assert_eq!(
             [2, 3, 4, 5].map(|step| stop.pass(step)),
             [Some(false), Some(false), Some(true), Some(true)]
