@@ -87,6 +87,8 @@ struct Wait<'a> {
     /// Something has moved since the last rest.
     stirred: bool,
     rested: bool,
+    /// As a leader, since the last message.
+    slept: bool,
 }
 
 impl Duty for Wait<'_> {
@@ -113,6 +115,12 @@ impl Duty for Wait<'_> {
         let runtime = self.runtime;
         let moved = runtime.poll(&mut self.inbox, &mut self.after)?;
         self.stirred |= moved;
+        if moved
+            && std::mem::take(&mut self.slept)
+            && let Some(since) = self.quiet_since
+        {
+            runtime.spin.slept(since.elapsed());
+        }
         if !self.after.todos.is_empty()
             && let Some(mine) = runtime.share_out(&mut self.after.todos, self.permission)
         {
@@ -143,7 +151,7 @@ impl Duty for Wait<'_> {
                 self.polls = POLLS;
             }
             // A service thread that only looked after its tick doesn't keep the role from those who wait.
-            Some(since) if self.stirred && self.now - since < runtime.pace.spin => {
+            Some(since) if self.stirred && self.now - since < runtime.spin.limit() => {
                 runtime.transport.spin(LOOKS);
             }
             // MPI moves large messages only while somebody polls.
@@ -151,6 +159,7 @@ impl Duty for Wait<'_> {
             Some(_) => {
                 runtime.pool.relieve();
                 self.rested = true;
+                self.slept = self.rest == Rest::Leading;
                 self.stirred = self.rest == Rest::Leading;
                 return Ok(Next::Rest);
             }
@@ -213,6 +222,7 @@ impl Runtime {
             quiet_since: None,
             stirred: rest == Rest::Leading,
             rested: false,
+            slept: false,
         };
         let result = self.progress.handover.turn(&*self.transport, &mut wait, rest);
         INBOX.set(wait.inbox);
