@@ -28,6 +28,9 @@ const QUIET: Duration = Duration::from_secs(1);
 /// How long an unfinished send keeps a thread from sleeping.
 const PATIENCE: Duration = Duration::from_millis(100);
 
+/// So long it doesn't even let others run.
+const EAGERNESS: Duration = Duration::from_millis(1);
+
 /// How long a poller stands back from a host's MPI call, where MPI allows one at a time.
 const HOST_CALL: Duration = Duration::from_micros(50);
 
@@ -155,7 +158,12 @@ impl Duty for Wait<'_> {
                 runtime.transport.spin(LOOKS);
             }
             // MPI moves large messages only while somebody polls.
-            Some(since) if runtime.transport.in_flight() > 0 && self.now - since < PATIENCE => std::thread::yield_now(),
+            Some(since) if runtime.transport.in_flight() > 0 && self.now - since < PATIENCE => {
+                // On a core of its own it is quicker to come back at once than to ask the system first.
+                if self.now - since > EAGERNESS || !runtime.spin.is_harmless() {
+                    std::thread::yield_now();
+                }
+            }
             Some(_) => {
                 runtime.pool.relieve();
                 self.rested = true;

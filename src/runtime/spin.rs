@@ -13,6 +13,7 @@ const LONGEST: Duration = Duration::from_micros(200);
 pub(super) struct Spin {
     first: Duration,
     longest: Duration,
+    own_core: bool,
     /// In nanoseconds.
     now: AtomicU64,
 }
@@ -24,8 +25,14 @@ impl Spin {
         Spin {
             first,
             longest,
+            own_core,
             now: AtomicU64::new(first.as_nanos() as u64),
         }
+    }
+
+    /// Whether a spinner keeps no other rank from running.
+    pub(super) fn is_harmless(&self) -> bool {
+        self.own_core
     }
 
     pub(super) fn limit(&self) -> Duration {
