@@ -2,7 +2,7 @@
 //!
 //! Marks and gradients form a diffusing computation (E. W. Dijkstra and C. S. Scholten, "Termination detection for diffusing computations",
 //! Information Processing Letters 11, 1980): the first part that finds a rank idle makes its sender the rank's parent, and is answered when
-//! that rank is idle again with all it sent answered; others are answered at once. So when the root is idle, all ranks are, and the
+//! that rank is idle again with all it sent answered; others are answered when what they brought is done. So when the root is idle, all ranks are, and the
 //! round is over. The ranks met form a tree; commit or abort travels it and comes back.
 //!
 //! Values bring along which crossings their gradients will reach beyond (`autograd/reach.rs`). If that holds for all that the roots reach, an exact backward
@@ -83,6 +83,10 @@ pub(super) struct Backward<P> {
     phase: Phase,
     /// The request that found this rank idle; answered when it is idle again.
     parent: Option<TaskId>,
+    /// Other requests; answered when the engine has done what they brought, not before: an answer moves their sender to send more, while nobody here listens.
+    due: Vec<TaskId>,
+    /// Those among them that the engine is at.
+    doing: Vec<TaskId>,
     /// Whether the next answer is the first of this backward.
     first: bool,
     children: BTreeSet<u32>,
@@ -112,6 +116,8 @@ impl<P> Backward<P> {
                 Phase::Flowing
             },
             parent: None,
+            due: Vec::new(),
+            doing: Vec::new(),
             first: true,
             children: BTreeSet::new(),
             outstanding: 0,
@@ -245,8 +251,10 @@ impl<V: Clone, P: Default> Rank<V, P> {
             Part::Commit => return self.settle(context, true, Some(task)),
             Part::Abort => return self.settle(context, false, Some(task)),
         }
-        if backward.root || backward.parent.is_some() || mutant::is(Mutant::AnswerMarkEarly) {
+        if mutant::is(Mutant::AnswerMarkEarly) {
             self.answer(task, Answer::default(), Ok(()));
+        } else if backward.root || backward.parent.is_some() {
+            backward.due.push(task);
         } else {
             backward.parent = Some(task);
         }
@@ -267,6 +275,10 @@ impl<V: Clone, P: Default> Rank<V, P> {
             backward.phase = Phase::Flowing;
             backward.known = Some(known);
         }
+        // Before what the engine made: whoever gets both hears the answer while it still listens.
+        let done = std::mem::take(&mut backward.doing);
+        self.answer_all(done);
+        let Some(backward) = self.backwards.get_mut(&context) else { return };
         if backward.failed.is_none() {
             let asks = backward.manner.mode == Mode::Exact && backward.known.is_none();
             let marks = if asks { output.reached } else { Vec::new() };
@@ -307,6 +319,8 @@ impl<V: Clone, P: Default> Rank<V, P> {
     pub(super) fn backward_released(&mut self, context: ContextId) {
         if let Some(backward) = self.backwards.remove(&context) {
             let gone = self.contexts.gone("backward", context);
+            self.answer_all(backward.due);
+            self.answer_all(backward.doing);
             if let Some(task) = backward.parent {
                 self.answer(task, Answer::default(), Err(gone));
             } else if backward.root {
@@ -342,6 +356,12 @@ impl<V: Clone, P: Default> Rank<V, P> {
         );
     }
 
+    fn answer_all(&mut self, tasks: Vec<TaskId>) {
+        for task in tasks {
+            self.answer(task, Answer::default(), Ok(()));
+        }
+    }
+
     /// Lets the engine do what has gathered; when nothing is left to do or to wait for, ends the round.
     fn pump(&mut self, context: ContextId) {
         let Some(backward) = self.backwards.get_mut(&context) else { return };
@@ -350,10 +370,14 @@ impl<V: Clone, P: Default> Rank<V, P> {
         }
         if backward.failed.is_some() && !matches!(backward.phase, Phase::Settling { .. }) {
             backward.inbox.clear();
+            let due = std::mem::take(&mut backward.due);
+            self.answer_all(due);
         }
+        let Some(backward) = self.backwards.get_mut(&context) else { return };
         if !backward.inbox.is_empty() {
             backward.running = true;
             let inputs = std::mem::take(&mut backward.inbox);
+            backward.doing.append(&mut backward.due);
             let retain_graph = backward.manner.retain_graph;
             self.actions.push(Action::Engine {
                 context,
