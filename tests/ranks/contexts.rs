@@ -536,7 +536,11 @@ fn ten_thousand(world: &World) -> Result<()> {
     let w = world.put(far, numbers(&[4, 4], 1))?;
     let x = numbers(&[2, 4], 2);
     let mut first = Vec::new();
-    for i in 1..=10_000 {
+    let most = std::env::var("TMP_N").map_or(10_000, |n| n.parse().unwrap());
+    for i in 1..=most {
+        if most > 10_000 && i % 10_000 == 0 {
+            eprintln!("{:?}", resident(world)?);
+        }
         let ctx = world.context()?;
         let h = ctx.call(far, fan_leaf, (&x, &w))?;
         if i % 2 == 0 {

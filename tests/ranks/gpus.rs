@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rankgrad::ErrorKind;
 use rankgrad::dist::StepOptions;
-use rankgrad::optim::{Lamb, Muon, SparseAdam};
+use rankgrad::optim::{Adafactor, Lamb, Muon, SparseAdam};
 use rankgrad::prelude::*;
 use rankgrad_cuda_fake as fake;
 
@@ -63,13 +63,13 @@ const CALLS: &[&str] = &[
     "cuLaunchKernel",
 ];
 
-/// Parameters of each kind on each rank: with a kernel of both dtypes, with norms on the way, with rows, and with a rule that runs here.
+/// Parameters of each kind on each rank: with a kernel of both dtypes, with norms on the way, with rows, with a rule that runs here, with several launches.
 struct Model {
     parameters: Vec<RRef<Tensor>>,
     optimizer: DistributedOptimizer,
 }
 
-const KINDS: usize = 5;
+const KINDS: usize = 6;
 
 impl Model {
     fn new(world: &World) -> Result<Self> {
@@ -82,12 +82,14 @@ impl Model {
             kinds[2].push(world.put(owner, tensor(&[2, 3])?)?);
             kinds[3].push(world.put(owner, tensor(&[4, 2])?)?);
             kinds[4].push(world.put(owner, tensor(&[3, 2])?.cast(DType::F32)?)?);
+            kinds[5].push(world.put(owner, tensor(&[2, 2, 3])?)?);
         }
-        let [double, single, lamb, rows, here] = &kinds;
+        let [double, single, lamb, rows, here, adafactor] = &kinds;
         let mut optimizer = DistributedOptimizer::new(world, Adam::new(0.1), double.iter().chain(single))?;
         optimizer.add_group(Lamb::new(0.05), lamb)?;
         optimizer.add_group(SparseAdam::new(0.1), rows)?;
         optimizer.add_group(Muon::new(0.1), here)?;
+        optimizer.add_group(Adafactor::new(0.1), adafactor)?;
         let parameters = kinds.into_iter().flatten().collect();
         Ok(Model { parameters, optimizer })
     }

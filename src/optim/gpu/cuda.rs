@@ -12,7 +12,7 @@ use rankgrad_cuda::{Array, Gpu};
 
 use super::super::erased::{ErasedRule, Taken};
 use super::super::optimizer::{Asked, Optimizer, Parameter, ParameterReport, update};
-use super::super::rules::Lamb;
+use super::super::rules::{Adafactor, Lamb};
 use super::super::step::Step;
 use super::super::{Float, ParameterState, StateView};
 use super::state::Before;
@@ -257,6 +257,8 @@ struct Prepared<'a, 'l, T> {
 }
 
 fn kernel(name: &str) -> Option<Kernel> {
+    // It takes several; this stands for them.
+    let name = if name == "adafactor" { "adafactor_step" } else { name };
     Kernel::ALL.iter().copied().find(|kernel| kernel.name() == name)
 }
 
@@ -269,7 +271,9 @@ impl<'a, 'l, T: Both> Prepared<'a, 'l, T> {
         kernel: Kernel,
     ) -> Result<(Key, LeafUpdate<'l>, Option<Data>, [Option<Array<T>>; 3])> {
         let p = leaf.data().gpu_floats::<T>()?;
-        let fresh = match (&job.gradient, leaf.data().is_unique()) {
+        // Where there are several launches a parameter, one may fail after others: all of them write to what nobody sees yet.
+        let in_place = kernel != Kernel::AdafactorStep;
+        let fresh = match (&job.gradient, in_place && leaf.data().is_unique()) {
             (_, true) => None,
             (Gradient::Dense(_), false) => Some(Array::new(p.gpu(), p.len())?),
             // Rows that aren't touched stay as they are.
@@ -284,7 +288,8 @@ impl<'a, 'l, T: Both> Prepared<'a, 'l, T> {
                 what: format!("no state `{name}` of {}", job.rule.name()),
             })?;
             let array = data.gpu_floats::<T>()?;
-            *slot = Some(if array.is_unique() { array.clone() } else { array.deep_copy()? });
+            let in_place = in_place && array.is_unique();
+            *slot = Some(if in_place { array.clone() } else { array.deep_copy()? });
         }
         Ok(((p.gpu().ordinal(), kernel, job.piece), leaf, fresh, arrays))
     }
@@ -331,9 +336,12 @@ impl<'a, 'l, T: Both> Prepared<'a, 'l, T> {
             ..
         } = self;
         let kept = job.parameter.state.get_or_insert_default();
-        let shape = &job.parameter.shape;
-        let arrays = step.arrays.iter().zip(state);
-        kept.put_used(arrays.filter_map(|(&name, array)| Some((name, Data::Cuda(CudaArray::of_floats(array?, shape))))));
+        kept.used = true;
+        for (&name, array) in step.arrays.iter().zip(state) {
+            if let Some(array) = array {
+                kept.put_used(name, |shape| Data::Cuda(CudaArray::of_floats(array, shape)));
+            }
+        }
         (job.place, report(&job.gradient, job.norm, leaf.finish(fresh)))
     }
 
@@ -359,11 +367,18 @@ fn report(gradient: &Gradient, norm: Option<f64>, Updated { version, in_place }:
 
 fn launch<T: Both>(kernel: Kernel, prepared: &[Prepared<'_, '_, T>]) -> Result<()> {
     let mut steps = prepared.iter().map(Prepared::launch).collect::<Result<Vec<_>>>()?;
+    if kernel == Kernel::AdafactorStep {
+        return prepared
+            .iter()
+            .zip(steps)
+            .try_for_each(|(prepared, step)| adafactor(prepared, step));
+    }
     if kernel == Kernel::Lamb {
         let parameters: Vec<&Array<T>> = steps.iter().map(|step| step.p).collect();
-        let norm = |blocks: Vec<f64>| blocks.into_iter().fold(0.0, |sum, block| sum + block).sqrt();
-        let norms = rules::block_sums(rules::Sum::Squares, &parameters)?.into_iter().map(norm);
-        let step_norms = rules::lamb_squares(&steps)?.into_iter().map(norm);
+        let norms = rules::block_sums(rules::Sum::Squares, &parameters)?
+            .into_iter()
+            .map(|blocks| total(blocks).sqrt());
+        let step_norms = rules::lamb_squares(&steps)?.into_iter().map(|blocks| total(blocks).sqrt());
         let sizes: Vec<f64> = norms
             .zip(step_norms)
             .zip(prepared)
@@ -372,6 +387,43 @@ fn launch<T: Both>(kernel: Kernel, prepared: &[Prepared<'_, '_, T>]) -> Result<(
         steps.iter_mut().zip(sizes).for_each(|(step, size)| step.numbers[5] = T::of(size));
     }
     Ok(rules::update(kernel, &steps)?)
+}
+
+/// A sum from those of its blocks.
+fn total(blocks: Vec<f64>) -> f64 {
+    blocks.into_iter().fold(0.0, |sum, block| sum + block)
+}
+
+/// A step of Adafactor: averages move, two norms come here, and the parameter moves.
+fn adafactor<T: Both>(prepared: &Prepared<'_, '_, T>, mut step: rules::Step<'_, T>) -> Result<()> {
+    let (numbers, elements) = (prepared.step.numbers, step.p.len());
+    if elements == 0 {
+        return Ok(());
+    }
+    let [sign, _, weight, floor, _, shrink, least, ..] = step.numbers;
+    let squares = total(rules::block_sums(rules::Sum::Squares, &[step.p])?.concat());
+    let size = |direction: Vec<f64>| T::of(Adafactor::step_size(numbers, elements, squares, total(direction)));
+    match (step.state, &prepared.job.parameter.shape[..]) {
+        ([Some(row_var), Some(col_var), _], &[.., rows, columns]) => {
+            let matrices = rules::Matrices {
+                p: step.p,
+                out: step.out,
+                g: step.g,
+                rows: row_var,
+                columns: col_var,
+                shape: (rows, columns),
+            };
+            let means = matrices.follow(weight, least)?;
+            let size = size(matrices.squares(&means, sign, floor)?);
+            Ok(matrices.step(&means, [sign, floor, size, shrink])?)
+        }
+        ([Some(variance), ..], _) => {
+            rules::update(Kernel::AdafactorVariance, &[step])?;
+            step.numbers[4] = size(rules::adafactor_vector_squares(step.g, variance, sign, floor)?);
+            Ok(rules::update(Kernel::AdafactorStep, &[step])?)
+        }
+        _ => Ok(()),
+    }
 }
 
 /// An update by a rule that has no kernel, computed by the rule itself on copies here.
