@@ -536,11 +536,7 @@ fn ten_thousand(world: &World) -> Result<()> {
     let w = world.put(far, numbers(&[4, 4], 1))?;
     let x = numbers(&[2, 4], 2);
     let mut first = Vec::new();
-    let most = std::env::var("TMP_N").map_or(10_000, |n| n.parse().unwrap());
-    for i in 1..=most {
-        if most > 10_000 && i % 10_000 == 0 {
-            eprintln!("{:?}", resident(world)?);
-        }
+    for i in 1..=10_000 {
         let ctx = world.context()?;
         let h = ctx.call(far, fan_leaf, (&x, &w))?;
         if i % 2 == 0 {
@@ -555,7 +551,9 @@ fn ten_thousand(world: &World) -> Result<()> {
     }
     let last = resident(world)?;
     for (rank, (a, b)) in first.iter().zip(&last).enumerate() {
-        assert!(*b <= a + (1 << 20), "rank {rank}: {a} bytes after 2,000 contexts, {b} after 10,000");
+        // Without a GPU its memory is this process's, too, and grows to the most that was ever under way at once.
+        let spare = if on_gpus() { 4 << 20 } else { 1 << 20 };
+        assert!(*b <= a + spare, "rank {rank}: {a} bytes after 2,000 contexts, {b} after 10,000");
     }
     drop(w);
     nothing_alive(world)

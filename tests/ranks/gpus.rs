@@ -6,6 +6,7 @@ use rankgrad::ErrorKind;
 use rankgrad::dist::StepOptions;
 use rankgrad::optim::{Adafactor, Lamb, Muon, SparseAdam};
 use rankgrad::prelude::*;
+use rankgrad::tensor::Device;
 use rankgrad_cuda_fake as fake;
 
 use crate::Outcome;
@@ -227,17 +228,48 @@ fn each_call_fails(world: &World) -> Result<()> {
     Ok(())
 }
 
-fn cases() -> Outcome {
-    led(each_call_fails)
+fn fetching(world: &World) -> Result<()> {
+    let device = Device::local_cuda()?;
+    for owner in 0..world.size() {
+        let w = world.put(owner, Tensor::from_vec(vec![1.0, 2.0, 3.0], [3])?)?;
+        assert_eq!(w.fetch()?.device(), Device::Cpu);
+        let there = world.fetch_to(&w, device)?;
+        assert_eq!((there.device(), there.to_vec::<f64>()?), (device, vec![1.0, 2.0, 3.0]));
+        if w.is_local() {
+            assert!(
+                there.data().shares_storage(&w.local(world)?.data()),
+                "what is there already is shared"
+            );
+        }
+        let context = world.context()?;
+        let p = context.fetch_to(&w, device)?;
+        assert_eq!(p.device(), device);
+        context.backward(&[p.mul(&p)?.sum()?])?;
+        let gradient = context.gradient(&w)?.expect("it took part").to(Device::Cpu)?;
+        assert_eq!(Tensor::from_data(gradient.to_dense()?).to_vec::<f64>()?, [2.0, 4.0, 6.0]);
+        // An update leaves what was fetched as it was.
+        let optimizer = DistributedOptimizer::new(world, Sgd::new(0.5), [&w])?;
+        optimizer.step(&context)?;
+        assert_eq!(there.to_vec::<f64>()?, [1.0, 2.0, 3.0]);
+        assert_eq!(world.fetch_to(&w, Device::Cpu)?.to_vec::<f64>()?, [0.0, 0.0, 0.0]);
+    }
+    Ok(())
+}
+
+const fn case(name: &'static str, run: fn() -> Outcome) -> Case {
+    Case {
+        ranks: &[1, 2, 3],
+        limit: 300,
+        env: &[("RANKGRAD_CUDA", "true")],
+        ..Case::new(name, run)
+    }
 }
 
 /// The cases.
-pub const CASES: &[Case] = &[Case {
-    ranks: &[1, 2, 3],
-    limit: 300,
-    env: &[("RANKGRAD_CUDA", "true")],
-    ..Case::new(
+pub const CASES: &[Case] = &[
+    case(
         "gpus::a_call_of_the_driver_that_fails_is_an_error_and_leaves_nothing_half_done",
-        cases,
-    )
-}];
+        || led(each_call_fails),
+    ),
+    case("gpus::tensors_are_fetched_to_where_they_are_wanted", || led(fetching)),
+];
