@@ -1,7 +1,7 @@
 # make demo    trains a network on handwritten digits over 4 ranks
 # make test    checks everything, under each MPI there is
 # make sim     random programs over simulated ranks; sim-mutants: does it find faults? sim-scale: what costs what on many ranks
-# make cuda-check   on a machine with a GPU: the tests of the feature `cuda` on it, and what it measures
+# make cuda-check   on a machine with a GPU: the tests of the feature `cuda` on it, and what it measures (scripts/cuda-check --pack for one without cargo)
 # make slurm-test  submits the scripts of slurm/ to a Slurm on this machine
 # make setup   installs what is missing (Debian, Ubuntu), or says how
 # make lint    formatting and clippy
@@ -57,9 +57,4 @@ doc:
 	@$(CHOOSE) RUSTDOCFLAGS="-D warnings" cargo doc --no-deps
 
 cuda-check:
-	@$(CHOOSE) export REQUIRE_CUDA=1; nvidia-smi -L; scripts/ptx --check
-	@$(CHOOSE) export REQUIRE_CUDA=1; cargo test -p rankgrad-cuda -- --test-threads=1
-	@$(CHOOSE) export REQUIRE_CUDA=1; cargo test --features cuda --lib -- gpu
-	@$(CHOOSE) export REQUIRE_CUDA=1 RANKGRAD_CUDA=true; cargo test --features cuda --test ranks -- optimizer::
-	@if command -v compute-sanitizer >/dev/null; then for test in $$(cargo test -p rankgrad-cuda --no-run --message-format=json | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p'); do REQUIRE_CUDA=1 compute-sanitizer --error-exitcode 1 $$test; done; fi
-	@cargo bench -p rankgrad-cuda
+	@scripts/cuda-check

@@ -222,26 +222,19 @@ struct SparseAdam {
     }
 };
 
-// The averages alone; the parameter moves when norms are known.
-struct LambAverage {
-    static const int arrays = 2;
-    template <typename T> static __device__ T element(const Step<T> &s, T p, T g, T &m, T &v, T &) {
-        g = s.gradient(g, p);
-        m = lerp(m, g, s.k[2]);
-        v = v * s.k[3] + s.k[4] * g * g;
-        return p;
-    }
-};
-
-// k: 5 step size, 6 and 9 corrections, 7 eps, 8 decay.
-template <typename T> __device__ inline T lamb_direction(const Step<T> &s, T p, T m, T v) {
+// Moves the averages, and gives the direction. k: 2 to 4 the averages' weights, 5 step size, 6 and 9 corrections, 7 eps, 8 decay.
+template <typename T> __device__ inline T lamb_direction(const Step<T> &s, T p, T g, T &m, T &v) {
+    g = s.gradient(g, p);
+    m = lerp(m, g, s.k[2]);
+    v = v * s.k[3] + s.k[4] * g * g;
     return m / s.k[6] / (root(v / s.k[9]) + s.k[7]) + s.k[8] * p;
 }
 
-struct LambStep {
+// When norms are known.
+struct Lamb {
     static const int arrays = 2;
-    template <typename T> static __device__ T element(const Step<T> &s, T p, T, T &m, T &v, T &) {
-        return p + s.k[5] * lamb_direction(s, p, m, v);
+    template <typename T> static __device__ T element(const Step<T> &s, T p, T g, T &m, T &v, T &) {
+        return p + s.k[5] * lamb_direction(s, p, g, m, v);
     }
 };
 
@@ -325,8 +318,7 @@ RULE(rmsprop_momentum, RmsPropMomentum)
 RULE(rmsprop_centered_momentum, RmsPropCenteredMomentum)
 RULE(rprop, Rprop)
 RULE(sparse_adam, SparseAdam)
-RULE(lamb_average, LambAverage)
-RULE(lamb_step, LambStep)
+RULE(lamb, Lamb)
 
 // ---- Sums ------------------------------------------------------------------------------------------------------------------------------
 
@@ -393,7 +385,7 @@ SUM(squares, Squares)
 SUM(largest, Largest)
 SUM(not_finite, NotFinite)
 
-// Squares of LAMB's directions: `first` counts blocks of terms here.
+// Squares of LAMB's directions, which changes nothing: `first` counts blocks of terms here.
 template <typename T> __device__ inline void lamb_squares(const Segment<T> *segments, u32 count, u64 total, double *out) {
     u64 group = (block() * THREADS + thread()) / LANES;
     double lane = 0;
@@ -401,11 +393,13 @@ template <typename T> __device__ inline void lamb_squares(const Segment<T> *segm
         const Segment<T> *segment = find(segments, count, group);
         Step<T> s;
         for (int i = 0; i < 12; i++) s.k[i] = load(segment->k, i);
-        const T *p = load(&segment->p, 0), *m = load(&segment->a, 0), *v = load(&segment->b, 0);
+        s.flags = load(&segment->flags, 0);
+        const T *p = load(&segment->p, 0), *g = load(&segment->g, 0), *a = load(&segment->a, 0), *b = load(&segment->b, 0);
         u64 start = (group - load(&segment->first, 0)) * TERMS, length = load(&segment->length, 0);
         u64 end = start + TERMS < length ? start + TERMS : length;
         for (u64 i = start + thread() % LANES; i < end; i += LANES) {
-            double x = lamb_direction(s, load(p, i), load(m, i), load(v, i));
+            T m = load(a, i), v = load(b, i);
+            double x = lamb_direction(s, load(p, i), load(g, i), m, v);
             lane = lane + x * x;
         }
     }

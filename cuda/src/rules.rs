@@ -70,8 +70,7 @@ kernels! {
     RmsPropCenteredMomentum "rmsprop_centered_momentum" 3;
     Rprop "rprop" 2;
     SparseAdam "sparse_adam" 2;
-    LambAverage "lamb_average" 2;
-    LambStep "lamb_step" 2;
+    Lamb "lamb" 2;
     AdafactorVariance "adafactor_variance" 1;
     AdafactorStep "adafactor_step" 1;
 }
@@ -250,7 +249,7 @@ pub fn block_sums<T: Float>(sum: Sum, arrays: &[&Array<T>]) -> Result<Vec<Vec<f6
     unsafe { sums_of::<T, _>(gpu, name, &rows, lengths, first) }
 }
 
-/// Squares of the directions of LAMB steps, in blocks as those of [`block_sums`]. Blocks until they are there.
+/// Squares of the directions of LAMB steps, in blocks as those of [`block_sums`]; changes nothing. Blocks until they are there.
 ///
 /// # Errors
 /// As [`block_sums`].

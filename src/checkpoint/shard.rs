@@ -9,7 +9,7 @@ use super::file::{self, Sum, wrong};
 use super::manifest::{Parameter, State, parameter_name, state_name};
 use super::safetensors::{self, Entry, Reader};
 use super::table::Table;
-use crate::dist::{OwnerPart, Staged, States};
+use crate::dist::{OwnerPart, Staged, States, parameter_here};
 use crate::error::CheckpointFault;
 use crate::optim::ParameterState;
 use crate::rpc::{Calls, Scope};
@@ -171,6 +171,8 @@ fn stage_tensor(scope: &Scope, path: &Path, name: &str, rref: RRef<Tensor>, data
         return Err(wrong(path, CheckpointFault::Mismatch { what }));
     }
     let caller = scope.caller().clone();
+    // Where it lives: what can fail is done before anything is put in place.
+    let data = data.to(tensor.device())?;
     Ok(Staged::new(move || match tensor.leaf() {
         Some(leaf) => leaf.restore(data, facts.version, facts.requires_grad),
         None => {
@@ -255,7 +257,7 @@ crate::remote! {
             if !facts.is_leaf {
                 return Ok(tensor);
             }
-            let tensor = tensor.parameter()?;
+            let tensor = parameter_here(scope, tensor)?;
             if let Some(leaf) = tensor.leaf() {
                 leaf.set_name(name);
                 leaf.restore(leaf.data(), facts.version, facts.requires_grad);

@@ -9,6 +9,7 @@
 //!
 #![doc = include_str!("settings.md")]
 
+pub(crate) mod launcher;
 mod near;
 mod table;
 

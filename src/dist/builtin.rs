@@ -27,14 +27,17 @@ pub(super) fn parameter(scope: &Scope, what: &str, rref: &RRef<Tensor>) -> Resul
     Ok(tensor)
 }
 
+/// A parameter of this rank with these values, where the settings want parameters: here or on the rank's GPU.
+pub(crate) fn parameter_here(scope: &Scope, tensor: Tensor) -> Result<Tensor> {
+    let on_gpu = scope.caller().runtime.settings.cuda && tensor.dtype().is_float();
+    let tensor = if on_gpu { tensor.to(Device::local_cuda()?)? } else { tensor };
+    tensor.parameter()
+}
+
 crate::remote! {
     /// A tensor that is kept on this rank; floats become parameters if `parameter`.
     pub(super) fn put_tensor(scope: &Scope, tensor: Tensor, parameter: bool) -> Result<Tensor> {
-        match parameter {
-            true if scope.caller().runtime.settings.cuda && tensor.dtype().is_float() => tensor.to(Device::local_cuda()?)?.parameter(),
-            true => tensor.parameter(),
-            false => Ok(tensor),
-        }
+        if parameter { parameter_here(scope, tensor) } else { Ok(tensor) }
     }
 
     /// References to the parameters of a module.

@@ -12,7 +12,7 @@ mod saved;
 mod sent;
 mod tables;
 
-pub(crate) use builtin::rank_counters;
+pub(crate) use builtin::{parameter_here, rank_counters};
 pub use context::{BackwardOptions, Context};
 pub use counters::Counters;
 pub(crate) use executor::Ranks;

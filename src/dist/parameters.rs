@@ -5,7 +5,7 @@ use super::tables::Tables;
 use crate::protocol::ContextId;
 use crate::rpc::Calls;
 use crate::rref::RRef;
-use crate::tensor::{Gradient, Tensor};
+use crate::tensor::{Device, Gradient, Tensor};
 use crate::{ErrorKind, Result};
 
 /// Putting tensors on ranks, and setting them. Whatever issues [`Calls`] has these methods.
@@ -34,6 +34,35 @@ pub trait ParameterCalls: Calls {
     /// As [`Calls::remote`].
     fn put_constant(&self, to: u32, tensor: Tensor) -> Result<RRef<Tensor>> {
         self.remote(to, put_tensor, (tensor, false))
+    }
+
+    /// A copy of a tensor, on a device of this rank; [`fetch`](Calls::fetch) gives one in its memory. Targeted; blocks until it is there. Recorded by a
+    /// context: gradients go back to the tensor.
+    ///
+    /// What lives on that device already is shared, not copied, unless a context records it.
+    ///
+    /// ```
+    /// use rankgrad::prelude::*;
+    /// use rankgrad::tensor::Device;
+    ///
+    /// rankgrad::local::run(2, |world| {
+    ///     world.lead(|world| {
+    ///         let w = world.put(1, Tensor::from_vec(vec![1.0, 2.0], [2])?)?;
+    ///         let device = Device::local_cuda().unwrap_or(Device::Cpu);
+    ///         assert_eq!(world.fetch_to(&w, device)?.to_vec::<f64>()?, [1.0, 2.0]);
+    ///         Ok(())
+    ///     })
+    /// })
+    /// # .unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Calls::fetch`]; [`ErrorKind::Cuda`]: no such device, no memory there.
+    fn fetch_to(&self, rref: &RRef<Tensor>, device: Device) -> Result<Tensor> {
+        if rref.is_local() && self.caller().recorder.is_none() {
+            return rref.with(Tensor::detach)?.to(device);
+        }
+        self.fetch(rref)?.to(device)
     }
 
     /// References to the parameters of a user's model on its owner. Targeted; blocks until the answer is there.

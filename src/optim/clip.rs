@@ -24,14 +24,16 @@ pub enum Norm {
 
 impl Norm {
     /// The norm of the elements of a gradient whose rows, if it is sparse, stand there once each. In `f64`, in one fixed shape.
-    pub(crate) fn of(self, gradient: &Gradient) -> f64 {
-        match values(gradient) {
+    ///
+    /// # Errors
+    /// [`ErrorKind::Cuda`](crate::ErrorKind::Cuda) for a gradient on a GPU that can't be used.
+    pub(crate) fn of(self, gradient: &Gradient) -> Result<f64> {
+        Ok(match values(gradient) {
             Data::F32(array) => self.of_array(array),
             Data::F64(array) => self.of_array(array),
-            // What can't be computed isn't finite; the update says why.
-            Data::Cuda(array) => array.norm(self.kind()).unwrap_or(f64::NAN),
+            Data::Cuda(array) => array.norm(self.kind())?,
             _ => 0.0,
-        }
+        })
     }
 
     fn kind(self) -> NormKind {
@@ -133,13 +135,13 @@ impl Clip {
 }
 
 /// Whether no element is infinite or NaN.
-pub(super) fn is_finite(gradient: &Gradient) -> bool {
-    match values(gradient) {
+pub(super) fn is_finite(gradient: &Gradient) -> Result<bool> {
+    Ok(match values(gradient) {
         Data::F32(array) => array.iter().all(|x| x.is_finite()),
         Data::F64(array) => array.iter().all(|x| x.is_finite()),
-        Data::Cuda(array) => array.is_finite().unwrap_or(false),
+        Data::Cuda(array) => array.is_finite()?,
         _ => true,
-    }
+    })
 }
 
 /// The gradient times a number, in its own precision.
@@ -213,10 +215,10 @@ mod tests {
     #[test]
     fn norms_are_those_of_all_elements() {
         let gradient = dense(&[3.0, -4.0, 0.0]);
-        assert_eq!([Norm::One, Norm::Two, Norm::Inf].map(|n| n.of(&gradient)), [7.0, 5.0, 4.0]);
+        assert_eq!([Norm::One, Norm::Two, Norm::Inf].map(|n| n.of(&gradient).unwrap()), [7.0, 5.0, 4.0]);
         for norm in [Norm::One, Norm::Two, Norm::Inf] {
-            assert!(norm.of(&dense(&[1.0, f64::NAN])).is_nan());
-            assert_eq!(norm.of(&dense(&[f64::INFINITY])), f64::INFINITY);
+            assert!(norm.of(&dense(&[1.0, f64::NAN])).unwrap().is_nan());
+            assert_eq!(norm.of(&dense(&[f64::INFINITY])).unwrap(), f64::INFINITY);
             assert_eq!(norm.total([]), 0.0);
         }
     }
@@ -229,7 +231,7 @@ mod tests {
         assert_eq!(elements(&clamped(dense(&[-3.0, 0.5, 9.0]), 1.0).unwrap()), [-1.0, 0.5, 1.0]);
         assert!(elements(&clamped(dense(&[f64::NAN]), 1.0).unwrap())[0].is_nan());
         assert_eq!(elements(&scaled(&dense(&[2.0]), 0.25).unwrap()), [0.5]);
-        assert!(is_finite(&dense(&[1.0])) && !is_finite(&dense(&[f64::INFINITY])));
+        assert!(is_finite(&dense(&[1.0])).unwrap() && !is_finite(&dense(&[f64::INFINITY])).unwrap());
     }
 
     #[test]

@@ -54,20 +54,34 @@ pub struct Checked {
 
 impl Checked {
     /// Norm of each parameter's gradient; `None` without one.
-    pub fn norms(&self) -> &[Option<f64>] {
-        let of = |g: &Option<Gradient>| g.as_ref().map(|g| self.kind.of(g));
-        self.norms.get_or_init(|| self.gradients.iter().map(of).collect())
+    ///
+    /// # Errors
+    /// [`ErrorKind::Cuda`] for gradients on a GPU that can't be used.
+    pub fn norms(&self) -> Result<&[Option<f64>]> {
+        if self.norms.get().is_none() {
+            let of = |g: &Option<Gradient>| g.as_ref().map(|g| self.kind.of(g)).transpose();
+            let norms = self.gradients.iter().map(of).collect::<Result<_>>()?;
+            let _ = self.norms.set(norms); // else another thread has computed the same
+        }
+        Ok(self.norms.get().map_or(&[], Vec::as_slice))
     }
 
     /// Places of the parameters whose gradient has an element that is infinite or NaN.
-    pub fn not_finite(&self) -> Vec<usize> {
-        // A finite norm is one of finite elements; another one may be too large for a number.
-        let suspects = self.norms().iter().zip(&self.gradients).enumerate();
-        suspects
-            .filter(|(_, (norm, _))| norm.is_some_and(|n| !n.is_finite()))
-            .filter(|(_, (_, gradient))| gradient.as_ref().is_some_and(|g| !is_finite(g)))
-            .map(|(place, _)| place)
-            .collect()
+    ///
+    /// # Errors
+    /// As [`norms`](Self::norms).
+    pub fn not_finite(&self) -> Result<Vec<usize>> {
+        let mut found = Vec::new();
+        for (place, (norm, gradient)) in self.norms()?.iter().zip(&self.gradients).enumerate() {
+            // A finite norm is one of finite elements; another one may be too large for a number.
+            if let (Some(norm), Some(gradient)) = (norm, gradient)
+                && !norm.is_finite()
+                && !is_finite(gradient)?
+            {
+                found.push(place);
+            }
+        }
+        Ok(found)
     }
 
     /// Multiplies all gradients by a number. The norms stay those before.
@@ -76,7 +90,7 @@ impl Checked {
     /// [`ErrorKind::Cuda`] for gradients on a GPU that can't be used.
     pub fn scale(&mut self, factor: f64) -> Result<()> {
         if factor != 1.0 {
-            self.norms();
+            self.norms()?;
             for gradient in self.gradients.iter_mut().flatten() {
                 *gradient = scaled(gradient, factor)?;
             }
@@ -89,7 +103,7 @@ impl Checked {
     /// # Errors
     /// [`ErrorKind::Cuda`] for gradients on a GPU that can't be used.
     pub fn clamp(&mut self, max: f64) -> Result<()> {
-        self.norms();
+        self.norms()?;
         let clamped = |g: Option<Gradient>| g.map(|g| clamped(g, max)).transpose();
         let gradients = std::mem::take(&mut self.gradients).into_iter().map(clamped);
         self.gradients = gradients.collect::<Result<_>>()?;
@@ -365,33 +379,41 @@ impl Optimizer {
     /// # Errors
     /// As [`Optimizer::check`], and only if options were changed between the two; [`ErrorKind::Argument`] if another optimizer has checked them.
     pub fn apply(&mut self, gradients: Checked) -> Result<Vec<ParameterReport>> {
-        let Checked { gradients, kind, norms } = gradients;
+        let Checked {
+            mut gradients,
+            kind,
+            norms,
+        } = gradients;
         let fits = |(g, p): (&Option<Gradient>, &Parameter)| g.as_ref().is_none_or(|g| g.dtype() == p.dtype && g.shape() == p.shape);
         if gradients.len() != self.len() || !gradients.iter().zip(&self.parameters).all(fits) {
             return Err(argument("apply", "gradients that were checked for other parameters".into()));
         }
         let norms = norms.into_inner();
+        let asked = |place: usize| norms.as_ref().map_or(Asked::For(kind), |norms| Asked::Known(norms[place]));
         let mut reports = vec![ParameterReport::NOTHING; self.len()];
+        // What can fail comes first.
+        let mut on_gpus = Vec::new();
+        for place in (0..self.len()).filter(|&place| self.parameters[place].is_on_gpu()) {
+            on_gpus.extend(gradients[place].take().map(|gradient| (place, gradient, asked(place))));
+        }
+        for (place, report) in self.apply_on_gpus(on_gpus)? {
+            reports[place] = report;
+        }
         self.flatten();
         if !self.take_flat(|place, _| gradients[place].as_ref()) {
             self.dissolve();
             self.flattened = true; // until something changes
         }
         self.step_flat(kind, &mut reports)?;
-        let mut on_gpus = Vec::new();
         for (place, gradient) in gradients.into_iter().enumerate() {
-            let known = norms.as_ref().map(|norms| norms[place]);
-            let norm = known.map_or(Asked::For(kind), Asked::Known);
             let p = &self.parameters[place];
-            match (gradient, known) {
-                (_, Some(known)) if p.flat => reports[place].norm = known,
-                (_, None) if p.flat => {}
-                (Some(gradient), _) if p.is_on_gpu() => on_gpus.push((place, gradient, norm)),
-                (gradient, _) => reports[place] = self.apply_one(place, gradient, norm)?,
+            match asked(place) {
+                Asked::Known(norm) if p.flat => reports[place].norm = norm,
+                Asked::For(_) if p.flat => {}
+                // On a GPU, above.
+                _ if reports[place].updated => {}
+                norm => reports[place] = self.apply_one(place, gradient, norm)?,
             }
-        }
-        for (place, report) in self.apply_on_gpus(on_gpus)? {
-            reports[place] = report;
         }
         Ok(reports)
     }
@@ -721,7 +743,7 @@ pub(super) fn update<T: Float>(
     let old = old.as_ref().map(|old| slice(T::peek(old)?)).transpose()?;
     let (norm, wanted) = match (norm, gradient) {
         (Asked::Known(norm), _) => (norm, None),
-        (Asked::For(norm), Gradient::Sparse(_)) => (Some(norm.of(gradient)), None),
+        (Asked::For(norm), Gradient::Sparse(_)) => (Some(norm.of(gradient)?), None),
         (Asked::For(norm), Gradient::Dense(_)) => (None, Some(norm)),
     };
     let updated = match gradient {

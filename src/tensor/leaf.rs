@@ -279,9 +279,9 @@ impl Leaf {
         Ok(cell.version)
     }
 
-    /// Puts values, which must be of its dtype and shape, and a version in place, as a checkpoint had them.
+    /// Puts values, which must be of its dtype and shape and on its device, and a version in place, as a checkpoint had them.
     pub(crate) fn restore(&self, data: Data, version: u64, requires_grad: bool) {
-        debug_assert!(Spec::of(&data) == self.spec, "checked before");
+        debug_assert!(Spec::of(&data) == self.spec && data.device() == self.device, "checked before");
         let mut cell = self.cell();
         cell.data = data;
         cell.changed();

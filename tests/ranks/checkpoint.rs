@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use rankgrad::checkpoint::{Checkpoint, Restore, Save};
+use rankgrad::config::Settings;
 use rankgrad::dist::DistributedInBackward;
 use rankgrad::optim::schedule::{ReduceLROnPlateau, Scheduler, Step};
 use rankgrad::optim::{Adagrad, AdamW, Lbfgs, LineSearch, RmsProp};
@@ -14,7 +15,7 @@ use rankgrad::{CheckpointFault, DistributedLbfgs, local};
 
 use crate::case::Case;
 use crate::rules::Trail;
-use crate::settled::led;
+use crate::settled::{led, on_gpus};
 use crate::{Outcome, ok};
 
 remote! {
@@ -312,7 +313,8 @@ fn on_other_numbers_of_ranks() -> Outcome {
     let folder = Folder::new("redeal");
     let results = std::sync::Mutex::new(vec![]);
     let on = |ranks: u32, f: &(dyn Fn(&World) -> Result<Vec<String>> + Sync)| {
-        local::run(ranks, |world| {
+        let settings = |settings: &mut Settings| settings.cuda = on_gpus();
+        local::run_with(ranks, settings, |world| {
             let told = world.lead(f)?;
             results.lock().unwrap().extend(told);
             Ok(())

@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 
 use ndarray::{ArrayD, ArrayViewD};
 use rankgrad::autograd::function::apply;
+use rankgrad::config::Settings;
 use rankgrad::prelude::*;
 use rankgrad::rpc::wait_all;
 use rankgrad::{BackwardOptions, Mode, local};
 
 use crate::case::Case;
-use crate::settled::{led, led_locally, nothing_alive};
+use crate::settled::{led, led_locally, nothing_alive, on_gpus};
 use crate::{Outcome, ok};
 
 /// Sums of gradients that hooks of this rank have seen.
@@ -550,7 +551,9 @@ fn ten_thousand(world: &World) -> Result<()> {
     }
     let last = resident(world)?;
     for (rank, (a, b)) in first.iter().zip(&last).enumerate() {
-        assert!(*b <= a + (1 << 20), "rank {rank}: {a} bytes after 2,000 contexts, {b} after 10,000");
+        // Without a GPU its memory is this process's, too, and grows to the most that was ever under way at once.
+        let spare = if on_gpus() { 4 << 20 } else { 1 << 20 };
+        assert!(*b <= a + spare, "rank {rank}: {a} bytes after 2,000 contexts, {b} after 10,000");
     }
     drop(w);
     nothing_alive(world)
@@ -600,6 +603,16 @@ fn bits(world: &World, single: bool) -> Result<Vec<u64>> {
     Ok(bits)
 }
 
+/// Numbers that differ by no more than this part of the largest.
+fn same_values(a: &[u64], b: &[u64], part: f64) {
+    assert_eq!(a.len(), b.len());
+    let largest = a.iter().fold(0.0, |largest, x| f64::max(largest, f64::from_bits(*x).abs()));
+    for (a, b) in a.iter().zip(b) {
+        let (a, b) = (f64::from_bits(*a), f64::from_bits(*b));
+        assert!((a - b).abs() <= part * largest, "{a} and {b}, of {largest}");
+    }
+}
+
 fn same_bits(world: &World) -> Result<()> {
     for single in [true, false] {
         let here = bits(world, single)?;
@@ -607,13 +620,20 @@ fn same_bits(world: &World) -> Result<()> {
         assert_eq!(here, bits(world, single)?, "a second time");
         for ranks in [1, 3] {
             let there = Mutex::new(Vec::new());
-            local::run(ranks, |world| {
+            let settings = |settings: &mut Settings| settings.cuda = on_gpus();
+            local::run_with(ranks, settings, |world| {
                 world.lead(|world| {
                     *there.lock().unwrap() = bits(world, single)?;
                     Ok(())
                 })
             })?;
-            assert_eq!(here, there.into_inner().unwrap(), "{ranks} local ranks, single precision: {single}");
+            let there = there.into_inner().unwrap();
+            if on_gpus() {
+                // A matrix product has another order there than here, and a weight that is fetched is here.
+                same_values(&here, &there, if single { 1e-5 } else { 1e-13 });
+            } else {
+                assert_eq!(here, there, "{ranks} local ranks, single precision: {single}");
+            }
         }
     }
     Ok(())

@@ -26,6 +26,8 @@ mod failure;
 #[cfg(feature = "faults")]
 mod faults;
 mod field;
+#[cfg(feature = "cuda")]
+mod gpus;
 mod groups;
 mod in_backward;
 mod launch;
@@ -82,6 +84,8 @@ const TOPICS: &[&[Case]] = &[
     torch_rpc::CASES,
     torch_optim::CASES,
     field::CASES,
+    #[cfg(feature = "cuda")]
+    gpus::CASES,
     #[cfg(feature = "faults")]
     faults::CASES,
 ];

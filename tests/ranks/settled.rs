@@ -3,6 +3,7 @@
 use std::sync::{Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
+use rankgrad::config::Settings;
 use rankgrad::{Calls, Result, World, local};
 
 use crate::Outcome;
@@ -38,9 +39,15 @@ pub fn led(f: fn(&World) -> Result<()>) -> Outcome {
 
 /// The same with ranks that are threads of one process.
 pub fn led_locally(ranks: u32, f: fn(&World) -> Result<()>) -> Outcome {
-    Ok(local::run(ranks, |world| {
+    let settings = |settings: &mut Settings| settings.cuda = on_gpus();
+    Ok(local::run_with(ranks, settings, |world| {
         world.lead(|world| f(world).and_then(|()| nothing_alive(world)))
     })?)
+}
+
+/// Whether parameters live on GPUs in this run: with `RANKGRAD_CUDA=true`.
+pub fn on_gpus() -> bool {
+    std::env::var("RANKGRAD_CUDA").is_ok_and(|value| value == "true")
 }
 
 struct Log(Mutex<Vec<String>>);

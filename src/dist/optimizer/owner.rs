@@ -456,8 +456,8 @@ crate::remote! {
         let recordings = recordings(&scope.caller().runtime, contexts.into_iter())?;
         let mut part = lock(&owner.part);
         let checked = part.check(&recordings, changed, expected, norm)?;
-        let not_finite = checked.not_finite().into_iter().filter_map(|local| part.places.get(local).copied()).collect();
-        let report = part.report(scope.rank(), part.untouched(checked.norms()), norm, start);
+        let not_finite = checked.not_finite()?.into_iter().filter_map(|local| part.places.get(local).copied()).collect();
+        let report = part.report(scope.rank(), part.untouched(checked.norms()?), norm, start);
         owner.keep(ticket, Ticket::Step(checked, norm));
         Ok(Prepared { report, not_finite })
     }

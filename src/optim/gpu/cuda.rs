@@ -1,7 +1,8 @@
 //! A step over parameters on GPUs: one launch for all parameters of a kernel, dtype and device.
 //!
-//! Gradients that are here go up together, in pieces of some size, each by copies that run beside the updates of the pieces before it. All that can fail is
-//! done before the first launch: a step that fails then has changed nothing, and none leaves a parameter half updated.
+//! Gradients that are here go up together, in pieces of some size, each by copies that run beside the updates of the pieces before it. All memory is asked
+//! for before the first launch, and updates that run here are computed before it: a step that fails then has changed nothing. A launch that fails leaves
+//! what was launched before it, and no parameter half updated.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use rankgrad_cuda::{Array, Gpu};
 
 use super::super::erased::{ErasedRule, Taken};
 use super::super::optimizer::{Asked, Optimizer, Parameter, ParameterReport, update};
-use super::super::rules::Lamb;
+use super::super::rules::{Adafactor, Lamb};
 use super::super::step::Step;
 use super::super::{Float, ParameterState, StateView};
 use super::state::Before;
@@ -50,7 +51,7 @@ impl Optimizer {
             };
             let norm = match norm {
                 Asked::Known(norm) => norm,
-                Asked::For(norm) => Some(norm.of(&gradient)),
+                Asked::For(norm) => Some(norm.of(&gradient)?),
             };
             parameter.prepare(rule)?;
             let leaf = Arc::clone(&parameter.leaf);
@@ -64,9 +65,26 @@ impl Optimizer {
                 piece: 0,
             });
         }
-        let (ours, others): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.parameter.dtype == DType::F32);
-        let mut reports = apply::<f32>(ours)?;
-        reports.extend(apply::<f64>(others)?);
+        let (mut single, mut double): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.parameter.dtype == DType::F32);
+        upload::<f32>(&mut single)?;
+        upload::<f64>(&mut double)?;
+        let leaves = [&single, &double].map(|jobs| jobs.iter().map(|job| job.leaf.clone()).collect::<Vec<_>>());
+        let single = Ready::<f32>::prepare(single, &leaves[0])?;
+        let double = match Ready::<f64>::prepare(double, &leaves[1]) {
+            Ok(double) => double,
+            Err(error) => {
+                single.give_up();
+                return Err(error);
+            }
+        };
+        let mut reports = Vec::new();
+        match single.launch(&mut reports) {
+            Ok(()) => double.launch(&mut reports)?,
+            Err(error) => {
+                double.give_up();
+                return Err(error);
+            }
+        }
         Ok(reports)
     }
 }
@@ -95,51 +113,84 @@ impl Both for f64 {
     }
 }
 
-fn apply<T: Both>(mut jobs: Vec<Job<'_>>) -> Result<Vec<(usize, ParameterReport)>> {
-    upload::<T>(&mut jobs)?;
-    // In one order everywhere, so that steps that share leaves can't wait for each other.
-    jobs.sort_by_key(|job| job.leaf.id());
-    let leaves: Vec<Arc<Leaf>> = jobs.iter().map(|job| job.leaf.clone()).collect();
-    let mut launches: BTreeMap<_, Vec<Prepared<'_, '_, T>>> = BTreeMap::new();
-    let mut reports = Vec::with_capacity(jobs.len());
-    for (job, leaf) in jobs.into_iter().zip(&leaves) {
-        let prepared = Prepared::of(job, leaf);
-        match prepared {
-            Ok(Ready::Launch(key, prepared)) => launches.entry(key).or_default().push(*prepared),
-            Ok(Ready::Done(place, report)) => reports.push((place, report)),
-            Err(error) => {
-                launches.into_values().flatten().for_each(Prepared::give_up);
+/// Updates of one dtype that need nothing more than their launches. Their leaves are held.
+struct Ready<'a, 'l, T> {
+    launches: BTreeMap<Key, Vec<Prepared<'a, 'l, T>>>,
+    /// What rules without a kernel have computed.
+    computed: Vec<Computed<'a, 'l>>,
+}
+
+impl<'a, 'l, T: Both> Ready<'a, 'l, T> {
+    /// Of jobs and their leaves, in the same order. Changes nothing if it fails.
+    fn prepare(jobs: Vec<Job<'a>>, leaves: &'l [Arc<Leaf>]) -> Result<Self> {
+        let mut ready = Ready {
+            launches: BTreeMap::new(),
+            computed: Vec::new(),
+        };
+        for (job, leaf) in jobs.into_iter().zip(leaves) {
+            if let Err(error) = ready.add(job, leaf) {
+                ready.give_up();
                 return Err(error);
             }
         }
+        Ok(ready)
     }
-    let mut failed = None;
-    for ((_, kernel, _), prepared) in launches {
-        let launched = match &failed {
-            None => launch(kernel, &prepared),
-            Some(_) => {
-                prepared.into_iter().for_each(Prepared::give_up);
-                continue;
-            }
+
+    fn add(&mut self, job: Job<'a>, leaf: &'l Leaf) -> Result<()> {
+        let Parameter { state, shape, .. } = &mut *job.parameter;
+        let state = state.get_or_insert_default();
+        let (before, step) = state.count_step(shape, |view| T::step(job.rule, view));
+        let Some((step, kernel)) = step.and_then(|step| Some((step, kernel(step.kernel)?))) else {
+            state.restore(before);
+            self.computed.push(Computed::of::<T>(job, leaf)?);
+            return Ok(());
         };
-        match launched {
-            Ok(()) => reports.extend(prepared.into_iter().map(Prepared::finish)),
+        // If the update is given up, the numbers must be what they were.
+        match Prepared::allocate(&job, leaf.begin_update(), step, kernel) {
+            Ok((key, leaf, fresh, state)) => {
+                let prepared = Prepared {
+                    job,
+                    leaf,
+                    fresh,
+                    step,
+                    state,
+                    before,
+                };
+                self.launches.entry(key).or_default().push(prepared);
+                Ok(())
+            }
             Err(error) => {
-                prepared.into_iter().for_each(Prepared::give_up);
-                failed = Some(error);
+                job.parameter.state.get_or_insert_default().restore(before);
+                Err(error)
             }
         }
     }
-    match failed {
-        Some(error) => Err(error),
-        None => Ok(reports),
+
+    /// Launches all; what was launched before one that fails stays.
+    fn launch(self, reports: &mut Vec<(usize, ParameterReport)>) -> Result<()> {
+        let mut launches = self.launches.into_iter();
+        while let Some(((_, kernel, _), prepared)) = launches.next() {
+            if let Err(error) = launch(kernel, &prepared) {
+                let others = launches.flat_map(|(_, prepared)| prepared);
+                prepared.into_iter().chain(others).for_each(Prepared::give_up);
+                return Err(error);
+            }
+            reports.extend(prepared.into_iter().map(Prepared::finish));
+        }
+        reports.extend(self.computed.into_iter().map(Computed::finish));
+        Ok(())
+    }
+
+    /// There will be no launch.
+    fn give_up(self) {
+        self.launches.into_values().flatten().for_each(Prepared::give_up);
     }
 }
 
 /// Brings gradients to the devices of their parameters.
 fn upload<T: Both>(jobs: &mut [Job<'_>]) -> Result<()> {
     let mut by_device: BTreeMap<u32, Vec<&mut Job<'_>>> = BTreeMap::new();
-    for job in jobs {
+    for job in jobs.iter_mut() {
         match (job.leaf.device(), job.gradient.device()) {
             (Device::Cuda(n), Device::Cpu) => by_device.entry(n).or_default().push(job),
             (device, found) if device != found => job.gradient = job.gradient.to(device)?,
@@ -161,6 +212,8 @@ fn upload<T: Both>(jobs: &mut [Job<'_>]) -> Result<()> {
             (rest, piece) = (later, piece + 1);
         }
     }
+    // In one order everywhere, so that steps that share leaves can't wait for each other.
+    jobs.sort_by_key(|job| job.leaf.id());
     Ok(())
 }
 
@@ -203,48 +256,13 @@ struct Prepared<'a, 'l, T> {
     before: Before,
 }
 
-enum Ready<'a, 'l, T> {
-    Launch(Key, Box<Prepared<'a, 'l, T>>),
-    Done(usize, ParameterReport),
-}
-
 fn kernel(name: &str) -> Option<Kernel> {
-    // LAMB takes two.
-    let name = if name == "lamb" { "lamb_step" } else { name };
+    // It takes several; this stands for them.
+    let name = if name == "adafactor" { "adafactor_step" } else { name };
     Kernel::ALL.iter().copied().find(|kernel| kernel.name() == name)
 }
 
 impl<'a, 'l, T: Both> Prepared<'a, 'l, T> {
-    fn of(job: Job<'a>, leaf: &'l Leaf) -> Result<Ready<'a, 'l, T>> {
-        let Parameter { state, shape, .. } = &mut *job.parameter;
-        let state = state.get_or_insert_default();
-        let (before, step) = state.count_step(shape, |view| T::step(job.rule, view));
-        let Some((step, kernel)) = step.and_then(|step| Some((step, kernel(step.kernel)?))) else {
-            state.restore(before);
-            let (place, norm) = (job.place, job.norm);
-            return Ok(Ready::Done(place, through_host::<T>(job, leaf, norm)?));
-        };
-        // If the update is given up, the numbers must be what they were.
-        let prepared = Self::allocate(&job, leaf.begin_update(), step, kernel);
-        match prepared {
-            Ok((key, leaf, fresh, arrays)) => Ok(Ready::Launch(
-                key,
-                Box::new(Prepared {
-                    job,
-                    leaf,
-                    fresh,
-                    step,
-                    state: arrays,
-                    before,
-                }),
-            )),
-            Err(error) => {
-                job.parameter.state.get_or_insert_default().restore(before);
-                Err(error)
-            }
-        }
-    }
-
     #[allow(clippy::type_complexity, reason = "the parts of one struct")]
     fn allocate(
         job: &Job<'a>,
@@ -253,7 +271,9 @@ impl<'a, 'l, T: Both> Prepared<'a, 'l, T> {
         kernel: Kernel,
     ) -> Result<(Key, LeafUpdate<'l>, Option<Data>, [Option<Array<T>>; 3])> {
         let p = leaf.data().gpu_floats::<T>()?;
-        let fresh = match (&job.gradient, leaf.data().is_unique()) {
+        // Where there are several launches a parameter, one may fail after others: all of them write to what nobody sees yet.
+        let in_place = kernel != Kernel::AdafactorStep;
+        let fresh = match (&job.gradient, in_place && leaf.data().is_unique()) {
             (_, true) => None,
             (Gradient::Dense(_), false) => Some(Array::new(p.gpu(), p.len())?),
             // Rows that aren't touched stay as they are.
@@ -268,7 +288,8 @@ impl<'a, 'l, T: Both> Prepared<'a, 'l, T> {
                 what: format!("no state `{name}` of {}", job.rule.name()),
             })?;
             let array = data.gpu_floats::<T>()?;
-            *slot = Some(if array.is_unique() { array.clone() } else { array.deep_copy()? });
+            let in_place = in_place && array.is_unique();
+            *slot = Some(if in_place { array.clone() } else { array.deep_copy()? });
         }
         Ok(((p.gpu().ordinal(), kernel, job.piece), leaf, fresh, arrays))
     }
@@ -315,9 +336,12 @@ impl<'a, 'l, T: Both> Prepared<'a, 'l, T> {
             ..
         } = self;
         let kept = job.parameter.state.get_or_insert_default();
-        let shape = &job.parameter.shape;
-        let arrays = step.arrays.iter().zip(state);
-        kept.put_used(arrays.filter_map(|(&name, array)| Some((name, Data::Cuda(CudaArray::of_floats(array?, shape))))));
+        kept.used = true;
+        for (&name, array) in step.arrays.iter().zip(state) {
+            if let Some(array) = array {
+                kept.put_used(name, |shape| Data::Cuda(CudaArray::of_floats(array, shape)));
+            }
+        }
         (job.place, report(&job.gradient, job.norm, leaf.finish(fresh)))
     }
 
@@ -343,14 +367,18 @@ fn report(gradient: &Gradient, norm: Option<f64>, Updated { version, in_place }:
 
 fn launch<T: Both>(kernel: Kernel, prepared: &[Prepared<'_, '_, T>]) -> Result<()> {
     let mut steps = prepared.iter().map(Prepared::launch).collect::<Result<Vec<_>>>()?;
-    if kernel == Kernel::LambStep {
-        rules::update(Kernel::LambAverage, &steps)?;
-        // What was the parameter before is now where it will be, also out of place.
-        steps.iter_mut().for_each(|step| step.p = step.out);
+    if kernel == Kernel::AdafactorStep {
+        return prepared
+            .iter()
+            .zip(steps)
+            .try_for_each(|(prepared, step)| adafactor(prepared, step));
+    }
+    if kernel == Kernel::Lamb {
         let parameters: Vec<&Array<T>> = steps.iter().map(|step| step.p).collect();
-        let norm = |blocks: Vec<f64>| blocks.into_iter().fold(0.0, |sum, block| sum + block).sqrt();
-        let norms = rules::block_sums(rules::Sum::Squares, &parameters)?.into_iter().map(norm);
-        let step_norms = rules::lamb_squares(&steps)?.into_iter().map(norm);
+        let norms = rules::block_sums(rules::Sum::Squares, &parameters)?
+            .into_iter()
+            .map(|blocks| total(blocks).sqrt());
+        let step_norms = rules::lamb_squares(&steps)?.into_iter().map(|blocks| total(blocks).sqrt());
         let sizes: Vec<f64> = norms
             .zip(step_norms)
             .zip(prepared)
@@ -361,32 +389,90 @@ fn launch<T: Both>(kernel: Kernel, prepared: &[Prepared<'_, '_, T>]) -> Result<(
     Ok(rules::update(kernel, &steps)?)
 }
 
-/// An update by a rule that has no kernel: by the rule itself, on copies here.
-fn through_host<T: Both>(job: Job<'_>, leaf: &Leaf, norm: Option<f64>) -> Result<ParameterReport> {
-    let gradient = job.gradient.to(Device::Cpu)?;
-    let gradient = match gradient {
-        Gradient::Dense(data) => Gradient::Dense(data.to_contiguous()),
-        sparse => sparse,
-    };
-    let held = leaf.begin_update();
-    let (mut data, kept) = (held.data().to(Device::Cpu)?, job.parameter.state.get_or_insert_default());
-    let mut state: ParameterState = kept.on(Device::Cpu)?;
-    let rule = |p: &mut [T], g: Taken<'_, T>, view: &mut StateView<'_, T>| T::update(job.rule, p, g, view);
-    let (elementwise, shape) = (job.rule.is_elementwise(), &job.parameter.shape[..]);
-    let updated = update::<T>(
-        &rule,
-        elementwise,
-        (None, &mut data),
-        &gradient,
-        (&mut state, shape),
-        Asked::Known(norm),
-    )?;
-    updated.map_err(|message| ErrorKind::RulePanic {
-        optimizer: job.rule.name().into(),
-        parameter: job.parameter.place,
-        message,
-    })?;
-    let (fresh, state) = (data.to(leaf.device())?, state.on(leaf.device())?);
-    *kept = state;
-    Ok(report(&gradient, norm, held.finish(Some(fresh))))
+/// A sum from those of its blocks.
+fn total(blocks: Vec<f64>) -> f64 {
+    blocks.into_iter().fold(0.0, |sum, block| sum + block)
+}
+
+/// A step of Adafactor: averages move, two norms come here, and the parameter moves.
+fn adafactor<T: Both>(prepared: &Prepared<'_, '_, T>, mut step: rules::Step<'_, T>) -> Result<()> {
+    let (numbers, elements) = (prepared.step.numbers, step.p.len());
+    if elements == 0 {
+        return Ok(());
+    }
+    let [sign, _, weight, floor, _, shrink, least, ..] = step.numbers;
+    let squares = total(rules::block_sums(rules::Sum::Squares, &[step.p])?.concat());
+    let size = |direction: Vec<f64>| T::of(Adafactor::step_size(numbers, elements, squares, total(direction)));
+    match (step.state, &prepared.job.parameter.shape[..]) {
+        ([Some(row_var), Some(col_var), _], &[.., rows, columns]) => {
+            let matrices = rules::Matrices {
+                p: step.p,
+                out: step.out,
+                g: step.g,
+                rows: row_var,
+                columns: col_var,
+                shape: (rows, columns),
+            };
+            let means = matrices.follow(weight, least)?;
+            let size = size(matrices.squares(&means, sign, floor)?);
+            Ok(matrices.step(&means, [sign, floor, size, shrink])?)
+        }
+        ([Some(variance), ..], _) => {
+            rules::update(Kernel::AdafactorVariance, &[step])?;
+            step.numbers[4] = size(rules::adafactor_vector_squares(step.g, variance, sign, floor)?);
+            Ok(rules::update(Kernel::AdafactorStep, &[step])?)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// An update by a rule that has no kernel, computed by the rule itself on copies here.
+struct Computed<'a, 'l> {
+    job: Job<'a>,
+    leaf: LeafUpdate<'l>,
+    fresh: Data,
+    state: ParameterState,
+    norm: Option<f64>,
+}
+
+impl<'a, 'l> Computed<'a, 'l> {
+    fn of<T: Both>(job: Job<'a>, leaf: &'l Leaf) -> Result<Self> {
+        let gradient = match job.gradient.to(Device::Cpu)? {
+            Gradient::Dense(data) => Gradient::Dense(data.to_contiguous()),
+            sparse => sparse,
+        };
+        let held = leaf.begin_update();
+        let mut data = held.data().to(Device::Cpu)?;
+        let kept = job.parameter.state.get_or_insert_default();
+        let mut state: ParameterState = kept.on(Device::Cpu)?;
+        let rule = |p: &mut [T], g: Taken<'_, T>, view: &mut StateView<'_, T>| T::update(job.rule, p, g, view);
+        let (elementwise, shape) = (job.rule.is_elementwise(), &job.parameter.shape[..]);
+        let norm = Asked::Known(job.norm);
+        let updated = update::<T>(&rule, elementwise, (None, &mut data), &gradient, (&mut state, shape), norm)?;
+        let norm = updated.map_err(|message| ErrorKind::RulePanic {
+            optimizer: job.rule.name().into(),
+            parameter: job.parameter.place,
+            message,
+        })?;
+        let (fresh, state) = (data.to(leaf.device())?, state.on(leaf.device())?);
+        Ok(Computed {
+            job,
+            leaf: held,
+            fresh,
+            state,
+            norm,
+        })
+    }
+
+    fn finish(self) -> (usize, ParameterReport) {
+        let Computed {
+            job,
+            leaf,
+            fresh,
+            state,
+            norm,
+        } = self;
+        job.parameter.state = Some(state);
+        (job.place, report(&job.gradient, norm, leaf.finish(Some(fresh))))
+    }
 }

@@ -48,13 +48,10 @@ impl ParameterState {
         self.arrays.iter().find(|a| a.name == name).map(|a| &a.data)
     }
 
-    /// An update has used these arrays, which are now so.
-    pub(super) fn put_used(&mut self, arrays: impl IntoIterator<Item = (&'static str, Data)>) {
-        self.used = true;
-        for (name, data) in arrays {
-            if let Some(array) = self.arrays.iter_mut().find(|a| a.name == name) {
-                (array.data, array.fresh) = (data, false);
-            }
+    /// An update has used the array of this name, which is now what `data` makes of its shape.
+    pub(super) fn put_used(&mut self, name: &str, data: impl FnOnce(&[usize]) -> Data) {
+        if let Some(array) = self.arrays.iter_mut().find(|a| a.name == name) {
+            (array.data, array.fresh) = (data(array.data.shape()), false);
         }
     }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use super::part::{Ask, Direction, Gathered, Slope};
 use crate::optim::arithmetic::{maximum, sum};
 use crate::optim::{Float, ParameterState};
-use crate::tensor::{Data, Gradient, Tensor};
+use crate::tensor::{Data, Device, Gradient, Tensor};
 use crate::{Error, ErrorKind, Result};
 
 /// [`Vectors`] of any dtype.
@@ -22,7 +22,7 @@ pub(super) trait Shard: std::fmt::Debug + Send + Sync {
     fn saved(&self) -> Result<ParameterState>;
 }
 
-/// The vectors of one parameter; each is as long as it.
+/// The vectors of one parameter; each is as long as it, and in the memory of this rank, also if the parameter is on a GPU.
 #[derive(Debug)]
 pub(super) struct Vectors<T> {
     parameter: Tensor,
@@ -48,8 +48,9 @@ fn largest<T: Float>(x: &[T]) -> f64 {
     x.iter().fold(0.0, |largest, x| maximum(largest, x.wide().abs()))
 }
 
+/// The elements, in the memory of this rank.
 fn elements<T: Float>(data: &Data) -> Result<Vec<T>> {
-    Ok(data.view::<T>()?.iter().copied().collect())
+    Ok(data.to(Device::Cpu)?.view::<T>()?.iter().copied().collect())
 }
 
 impl<T: Float> Vectors<T> {
@@ -112,7 +113,7 @@ impl<T: Float> Vectors<T> {
 impl<T: Float> Shard for Vectors<T> {
     fn gather(&mut self, gradient: Option<Gradient>, ask: &Ask) -> Result<Gathered> {
         let gradient = match gradient {
-            Some(gradient) => elements(&gradient.to_dense()?)?,
+            Some(gradient) => elements(&gradient.to(Device::Cpu)?.to_dense()?)?,
             None => vec![T::ZERO; self.parameter.len()],
         };
         self.gradients
@@ -175,7 +176,7 @@ impl<T: Float> Shard for Vectors<T> {
         };
         self.direction = along;
         self.base_number = direction.number;
-        self.base = Some(self.parameter.data().to_contiguous());
+        self.base = Some(self.parameter.data().to(Device::Cpu)?.to_contiguous());
         self.go(direction.t)?;
         Ok(slope)
     }

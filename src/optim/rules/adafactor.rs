@@ -5,7 +5,7 @@ use crate::optim::arithmetic::{
     PIECE, add_each_square, add_squares, lerp, maximum, pass0, pass1, sum, sum_squares, sum_squares_of_rows, vectorized,
 };
 use crate::optim::options::{Check, options};
-use crate::optim::{Float, Rule, StateArray, StateView};
+use crate::optim::{Float, Rule, StateArray, StateView, Step};
 
 options! {
     /// Adafactor (Shazeer and Stern, *Adafactor: adaptive learning rates with sublinear memory cost*, ICML 2018), in the form
@@ -29,6 +29,33 @@ options! {
         weight_decay: f64 = 0.0;
         /// Climbs instead of descending.
         maximize: bool = false;
+    }
+}
+
+impl Adafactor {
+    /// The numbers of step `t`; two of them are for [`step_size`](Self::step_size).
+    fn numbers<T: Float>(&self, t: u64, shape: &[usize]) -> Step {
+        let t = t as f64;
+        let least = self.eps.0.unwrap_or(T::EPSILON.wide());
+        let rate = f64::min(self.lr, 1.0 / t.sqrt());
+        let numbers = [
+            libm::pow(t, self.beta2_decay),
+            least * least,
+            0.0, // the step size, which depends on norms
+            1.0 - self.lr * self.weight_decay,
+            least,
+            rate,
+            self.eps.1,
+            self.d,
+        ];
+        let arrays: &[&str] = if shape.len() < 2 { &["variance"] } else { &["row_var", "col_var"] };
+        Step::new("adafactor", arrays, self.maximize, 0.0, numbers)
+    }
+
+    /// The size of a step of `numbers`, over so many elements, where the parameter and the direction have these sums of squares.
+    pub(crate) fn step_size([.., rate, least, d, _]: [f64; 9], elements: usize, squares: f64, direction_squares: f64) -> f64 {
+        let root_mean = |squares: f64| (squares / elements as f64).sqrt();
+        -(f64::max(least, root_mean(squares)) * rate) / f64::max(1.0, root_mean(direction_squares) / d)
     }
 }
 
@@ -56,20 +83,19 @@ impl Rule for Adafactor {
         ]
     }
 
+    fn step<T: Float>(&self, state: &mut StateView<'_, T>) -> Option<Step> {
+        let numbers = self.numbers::<T>(state.count(), state.shape());
+        // Nothing moves where there are no elements.
+        (!state.shape().contains(&0)).then_some(numbers)
+    }
+
     fn update<T: Float>(&self, p: &mut [T], g: &[T], state: &mut StateView<'_, T>) {
-        let t = state.count() as f64;
-        let weight = T::of(libm::pow(t, self.beta2_decay));
-        let rate = f64::min(self.lr, 1.0 / t.sqrt());
-        let root_mean = |squares: f64| (squares / p.len() as f64).sqrt();
-        let scale = f64::max(self.eps.1, root_mean(sum_squares(p))) * rate;
-        let least = self.eps.0.unwrap_or(T::EPSILON.wide());
+        let step = self.numbers::<T>(state.count(), state.shape());
+        let [weight, floor, _, shrink, least] = step.numbers();
         let sign = if self.maximize { -T::ONE } else { T::ONE };
-        let along = Along {
-            sign,
-            floor: T::of(least * least),
-        };
-        let shrink = T::of(1.0 - self.lr * self.weight_decay);
-        let size = |squares: f64| T::of(-scale / f64::max(1.0, root_mean(squares) / self.d));
+        let along = Along { sign, floor };
+        let (elements, parameter_squares) = (p.len(), sum_squares(p));
+        let size = |squares: f64| T::of(Self::step_size(step.numbers, elements, parameter_squares, squares));
         let mut directions = vec![T::ZERO; p.len().min(PIECE)];
         let mut squares = 0.0;
         let [.., rows, columns] = *state.shape() else {
@@ -105,7 +131,7 @@ impl Rule for Adafactor {
         }
         let [row_var, col_var] = state.arrays(["row_var", "col_var"]);
         let means = follow(g, (rows, columns), row_var, col_var, weight);
-        let means: Vec<T> = means.into_iter().map(|mean| maximum(mean, T::of(least))).collect();
+        let means: Vec<T> = means.into_iter().map(|mean| maximum(mean, least)).collect();
         let estimates = Estimates {
             rows,
             columns,

@@ -138,6 +138,9 @@ impl CudaArray {
 
 impl CudaArray {
     /// Devices whose cores this process may use; all if that can't be told.
+    ///
+    /// From the file that hwloc has it from, too: hwloc leaves devices out of a topology unless it is told otherwise before it reads it, and the crate
+    /// hwloc2 can't tell it.
     pub(crate) fn near() -> Result<Vec<u32>> {
         let (all, mine) = (0..rankgrad_cuda::devices()?, allowed_cores());
         let is_near = |&n: &u32| {

@@ -24,6 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ops::record_any;
 use super::{DType, Data, Gradient, Tensor};
+use crate::config::launcher;
 use crate::{ErrorKind, Result};
 
 /// Where a tensor's elements lie.
@@ -57,14 +58,6 @@ pub(crate) enum NormKind {
 
 /// This rank's place among those of its node; the largest number until a world says so.
 static LOCAL_RANK: AtomicU32 = AtomicU32::new(u32::MAX);
-/// Where launchers say it.
-const LOCAL_RANK_VARIABLES: [&str; 5] = [
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "MPI_LOCALRANKID",
-    "MV2_COMM_WORLD_LOCAL_RANK",
-    "PALS_LOCAL_RANKID",
-    "SLURM_LOCALID",
-];
 
 /// Says which place this rank has among those of its node.
 pub(crate) fn set_local_rank(rank: u32) {
@@ -72,12 +65,10 @@ pub(crate) fn set_local_rank(rank: u32) {
 }
 
 fn local_rank() -> u32 {
-    let known = LOCAL_RANK.load(Ordering::Relaxed);
-    if known != u32::MAX {
-        return known;
+    match LOCAL_RANK.load(Ordering::Relaxed) {
+        u32::MAX => launcher::local_rank(launcher::environment).unwrap_or(0),
+        known => known,
     }
-    let said = LOCAL_RANK_VARIABLES.iter().find_map(|name| std::env::var(name).ok()?.parse().ok());
-    said.unwrap_or(0)
 }
 
 impl Device {

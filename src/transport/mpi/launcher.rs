@@ -21,9 +21,6 @@ const SIZES: [(&str, &str); 3] = [
     ),
 ];
 
-/// Variables that hold the number of this rank.
-const RANKS: [&str; 3] = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"];
-
 /// Compares MPI_COMM_WORLD's size with what the launcher says. Local.
 ///
 /// # Errors
@@ -44,11 +41,6 @@ pub(super) fn check(world_size: u32, lookup: impl Fn(&str) -> Option<String>) ->
         }
     }
     Ok(())
-}
-
-/// Which of several ranks this process is, as the launcher says. Local.
-pub(super) fn rank(lookup: impl Fn(&str) -> Option<String>) -> Option<String> {
-    RANKS.iter().find_map(|name| lookup(name))
 }
 
 #[cfg(test)]

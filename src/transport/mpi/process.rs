@@ -8,7 +8,8 @@ use std::time::Duration;
 use ::mpi::ffi;
 
 use super::call::WORLD_RANK;
-use super::{launcher, watch};
+use super::watch;
+use crate::config::launcher::{environment, rank};
 
 /// How long MPI_Abort gets before the process ends by itself.
 const ABORT_LIMIT: Duration = Duration::from_secs(2);
@@ -43,7 +44,7 @@ extern "C" fn on_exit() {
     }
     let rank = match WORLD_RANK.load(SeqCst) {
         // Inside MPI's start.
-        -1 => launcher::rank(|name| std::env::var(name).ok()).unwrap_or_else(|| "?".into()),
+        -1 => rank(environment).unwrap_or_else(|| "?".into()),
         rank => rank.to_string(),
     };
     let message = format!("rank {rank} exits while its world is open; the job is aborted (end each world with `finish`)");
@@ -91,7 +92,7 @@ pub(super) fn abort(code: i32) -> ! {
     if initialised != 0 && finalised == 0 {
         // SAFETY: MPI is up. Another thread may be inside MPI below MPI_THREAD_MULTIPLE; at worst this call hangs, and the watchdog ends it.
         unsafe { ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, code) };
-    } else if launcher::rank(|name| std::env::var(name).ok()).is_some() {
+    } else if rank(environment).is_some() {
         // Only the launcher can end the others, and it takes a signal for a failure, whatever it makes of an exit code.
         kill()
     }

@@ -12,6 +12,7 @@ use ::mpi::raw::AsRaw;
 use super::call::{Handle, WORLD_RANK, mpi_call};
 use super::comm::Comm;
 use super::launcher;
+use crate::config::launcher::{environment, rank};
 use crate::{ErrorKind, Result};
 
 /// Who brings MPI up: this crate, or the host program, which then gives a communicator to duplicate.
@@ -222,7 +223,7 @@ impl Patience {
             while end.recv_timeout(Self::PAUSE) == Err(mpsc::RecvTimeoutError::Timeout) {
                 log::warn!(
                     "rank {}: MPI_Init_thread hasn't returned for {} s: other ranks start late, or one has died; `srun --kill-on-bad-exit=1` ends the job then",
-                    launcher::rank(|name| std::env::var(name).ok()).unwrap_or_else(|| "?".into()),
+                    rank(environment).unwrap_or_else(|| "?".into()),
                     started.elapsed().as_secs()
                 );
             }
@@ -242,7 +243,7 @@ fn check_launcher() -> Result<()> {
         mpi_call!(MPI_Comm_size(ffi::RSMPI_COMM_WORLD, &mut size))?;
     }
     WORLD_RANK.store(rank.into(), Relaxed);
-    launcher::check(size as u32, |name| std::env::var(name).ok())
+    launcher::check(size as u32, environment)
 }
 
 /// Ends MPI. Collective over MPI_COMM_WORLD.
