@@ -27,14 +27,19 @@ pub(super) fn parameter(scope: &Scope, what: &str, rref: &RRef<Tensor>) -> Resul
     Ok(tensor)
 }
 
+/// A tensor as this rank keeps it: as a parameter, on its GPU if it is to use one; or as it is.
+pub(crate) fn kept(scope: &Scope, tensor: Tensor, parameter: bool) -> Result<Tensor> {
+    match parameter {
+        true if scope.caller().runtime.settings.cuda && tensor.dtype().is_float() => tensor.to(Device::local_cuda()?)?.parameter(),
+        true => tensor.parameter(),
+        false => Ok(tensor),
+    }
+}
+
 crate::remote! {
     /// A tensor that is kept on this rank; floats become parameters if `parameter`.
-    pub(super) fn put_tensor(scope: &Scope, tensor: Tensor, parameter: bool) -> Result<Tensor> {
-        match parameter {
-            true if scope.caller().runtime.settings.cuda && tensor.dtype().is_float() => tensor.to(Device::local_cuda()?)?.parameter(),
-            true => tensor.parameter(),
-            false => Ok(tensor),
-        }
+    pub(crate) fn put_tensor(scope: &Scope, tensor: Tensor, parameter: bool) -> Result<Tensor> {
+        kept(scope, tensor, parameter)
     }
 
     /// References to the parameters of a module.
@@ -49,7 +54,7 @@ crate::remote! {
     }
 
     /// Sets the value of a tensor.
-    pub(super) fn assign_tensor(scope: &Scope, target: RRef<Tensor>, value: Tensor) -> Result<u64> {
+    pub(crate) fn assign_tensor(scope: &Scope, target: RRef<Tensor>, value: Tensor) -> Result<u64> {
         let current = target.local(scope)?;
         if let Some(leaf) = current.leaf() {
             return leaf.set_data(value.data());

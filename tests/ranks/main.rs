@@ -37,6 +37,7 @@ mod references;
 mod rules;
 mod selftest;
 mod settled;
+mod sharded;
 mod slow;
 mod start;
 mod steps;
@@ -62,6 +63,7 @@ const TOPICS: &[&[Case]] = &[
     training::CASES,
     optimizer::CASES,
     lbfgs::CASES,
+    sharded::CASES,
     checkpoint::CASES,
     rules::CASES,
     groups::CASES,
