@@ -24,7 +24,7 @@ pub use optimizer::{
     DistributedOptimizer, NotFinite, OwnerReport, ParamGroup, ParameterRef, StepFuture, StepOptions, StepReport, StepSummary,
 };
 pub use parameters::ParameterCalls;
-pub(crate) use rows::{Rows, name_of_rows};
+pub(crate) use rows::{Rows, name_of_rows, numbered};
 pub use saved::Saveable;
 pub(crate) use saved::{OwnerPart, Staged, States};
 pub(crate) use tables::Tables;

@@ -18,13 +18,18 @@ pub(crate) struct Rows<'a> {
     suffix: &'a str,
 }
 
+/// A name, and the number `#N` behind it if there is one.
+pub(crate) fn numbered(name: &str) -> (&str, &str) {
+    match name.rsplit_once('#') {
+        Some((front, number)) if number.parse::<usize>().is_ok() => name.split_at(front.len()),
+        _ => (name, ""),
+    }
+}
+
 impl<'a> Rows<'a> {
-    /// None if the name is one of [`name_of_rows`] neither alone nor with `#N` behind it.
+    /// None if the name is one of [`name_of_rows`] neither alone nor with a number behind it.
     pub(crate) fn parse(name: &'a str) -> Option<Self> {
-        let (front, suffix) = match name.rsplit_once('#') {
-            Some((front, number)) if number.parse::<usize>().is_ok() => (front, &name[front.len()..]),
-            _ => (name, ""),
-        };
+        let (front, suffix) = numbered(name);
         let (array, rows) = front.strip_suffix(']')?.rsplit_once('[')?;
         let (start, end) = rows.split_once(':')?;
         let rows = start.parse().ok()?..end.parse().ok()?;

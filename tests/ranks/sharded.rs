@@ -1,11 +1,17 @@
 //! Arrays that are split over ranks: to the bit what one tensor would be.
 
-use rankgrad::optim::{Adadelta, Adagrad, AdamW, Adamax, Asgd, Lion, NAdam, OptimizerSpec, RAdam, RmsProp, Rprop, SparseAdam};
+use rankgrad::autograd::no_grad;
+use rankgrad::checkpoint::{Checkpoint, Restore, Save};
+use rankgrad::optim::{
+    Adadelta, Adafactor, Adagrad, AdamW, Adamax, Asgd, Lamb, Lbfgs, Lion, Muon, NAdam, OptimizerSpec, RAdam, RmsProp, Rprop, SparseAdam,
+};
 use rankgrad::prelude::*;
 use rankgrad::shard::Owners;
-use rankgrad::{Sharded, autograd::no_grad};
+use rankgrad::{CheckpointFault, DistributedLbfgs, Sharded, local};
 
+use crate::Outcome;
 use crate::case::Case;
+use crate::checkpoint::Folder;
 use crate::settled::led;
 
 remote! {
@@ -303,10 +309,319 @@ remote! {
     }
 }
 
+/// A training of split arrays under optimizers of every kind that takes them: one array per optimizer, and a constant.
+struct Split {
+    table: Sharded,
+    weight: Sharded,
+    field: Sharded,
+    counts: Sharded,
+    optimizer: DistributedOptimizer,
+    attached: rankgrad::dist::DistributedInBackward,
+}
+
+impl Split {
+    fn new(world: &World, owners: &Owners, start: f64) -> Result<Self> {
+        let table = Sharded::split(world, &numbers(9)?.mul_scalar(start)?, owners.clone())?;
+        let weight = Sharded::split(world, &numbers(9)?.add_scalar(start)?, owners.clone())?;
+        let field = Sharded::split(world, &numbers(9)?.sub_scalar(start)?, owners.clone())?;
+        let counts = Sharded::from_fn(world, 9, owners.clone(), |rows| {
+            ids(&rows.map(|row| row as i64 * start as i64).collect::<Vec<_>>())
+        })?;
+        let mut optimizer = DistributedOptimizer::new(world, SparseAdam::new(0.1), table.named("table"))?;
+        optimizer.add_group(Adam::new(0.1).amsgrad(true), weight.named("weight"))?;
+        let attached = optimizer_in_backward(
+            RmsProp::new(0.01).momentum(0.5),
+            field.named("field").map(|(_, rref)| rref),
+            InBackward {
+                every: 2,
+                ..InBackward::default()
+            },
+        )?;
+        Ok(Split {
+            table,
+            weight,
+            field,
+            counts,
+            optimizer,
+            attached,
+        })
+    }
+
+    fn step(&self, world: &World, step: usize) -> Result<()> {
+        let ctx = world.context()?;
+        let rows = by_indices(&ctx, &self.table, step)?.sum()?;
+        let whole = whole(&ctx, &self.weight, step)?.sum()?;
+        let field = by_parts(&ctx, &self.field, step)?.sum()?;
+        ctx.backward(&[rows, whole, field])?;
+        self.optimizer.step(&ctx)?;
+        let counted: Vec<i64> = self.counts.fetch(world)?.to_vec::<i64>()?.into_iter().map(|n| n + 1).collect();
+        self.counts.assign(world, &ids(&counted)?)
+    }
+
+    fn named(&self) -> Vec<(String, RRef<Tensor>)> {
+        let named = self.table.named("table").chain(self.weight.named("weight"));
+        named.chain(self.field.named("field")).chain(self.counts.named("counts")).collect()
+    }
+
+    fn save(&self) -> Save<'_> {
+        Save::new()
+            .parameters(self.named())
+            .optimizer("main", &self.optimizer)
+            .optimizer("attached", &self.attached)
+    }
+
+    fn restore(&mut self, from: &Checkpoint) -> Result<()> {
+        let named = self.named();
+        from.restore(
+            Restore::new()
+                .parameters(named)
+                .optimizer("main", &mut self.optimizer)
+                .optimizer("attached", &mut self.attached),
+        )
+    }
+
+    /// All values, and the states of the whole arrays.
+    fn told(&self, world: &World) -> Result<Vec<String>> {
+        let mut told = vec![format!("{:?}", self.counts.fetch(world)?.to_vec::<i64>()?)];
+        for array in [&self.table, &self.weight, &self.field] {
+            told.push(format!("{:x?}", values(&array.fetch(world)?)?));
+            let versions = array
+                .named("")
+                .map(|(_, rref)| world.version(&rref))
+                .collect::<Result<std::collections::BTreeSet<_>>>()?;
+            told.push(format!("versions {versions:?}"));
+        }
+        let dict = self.optimizer.state_dict()?;
+        let states = |name: &str| {
+            self.named()
+                .into_iter()
+                .filter(|(part, _)| part.starts_with(name))
+                .filter_map(|(part, _)| dict.state.get(&part).cloned())
+                .collect::<Vec<_>>()
+        };
+        let attached = (0..self.attached.len())
+            .map(|place| self.attached.state(place))
+            .collect::<Result<Option<Vec<_>>>>()?
+            .unwrap_or_default();
+        for states in [states("table"), states("weight"), attached] {
+            for (name, _) in states[0].arrays() {
+                let parts = states
+                    .iter()
+                    .map(|state| Tensor::from_data(state.array(name).expect("in all").clone()))
+                    .collect::<Vec<_>>();
+                told.push(format!("{name}: {:x?}", values(&Tensor::concat(&parts, 0)?)?));
+            }
+            let scalars = |state: &rankgrad::optim::ParameterState| format!("{:?}", state.scalars().collect::<Vec<_>>());
+            assert!(states.iter().all(|state| scalars(state) == scalars(&states[0])));
+            told.push(scalars(&states[0]));
+        }
+        Ok(told)
+    }
+}
+
+/// Worlds of other numbers of ranks, and other ways to split, one after the other; each goes on where the one before ended.
+fn goes_on_split_otherwise() -> Outcome {
+    let folder = Folder::new("split");
+    let results = std::sync::Mutex::new(vec![]);
+    let on = |ranks: u32, f: &(dyn Fn(&World) -> Result<Vec<String>> + Sync)| {
+        local::run(ranks, |world| {
+            let told = world.lead(f)?;
+            results.lock().unwrap().extend(told);
+            Ok(())
+        })?;
+        Ok::<_, Error>(results.lock().unwrap().pop().expect("rank 0's"))
+    };
+    const STEPS: usize = 11;
+    let expected = on(1, &|world| {
+        let all = Split::new(world, &[0].into(), 1.0)?;
+        (0..STEPS).try_for_each(|step| all.step(world, step % 3))?;
+        all.told(world)
+    })?;
+    let jobs: [(usize, u32, Owners); 7] = [
+        (2, 3, (0..3).into()),
+        (5, 2, (0..2).into()), // in the middle of what the optimizer in backward gathers
+        (6, 2, Owners::new([1, 0]).lengths([8, 1])),
+        (6, 4, Owners::new(0..4).lengths([0, 5, 0, 4])),
+        (9, 1, [0, 0, 0, 0, 0].into()),
+        (10, 4, (0..4).into()),
+        (STEPS, 3, (0..3).into()),
+    ];
+    let mut first = 0;
+    for (until, ranks, owners) in jobs {
+        let found = on(ranks, &|world| {
+            let loaded = Checkpoint::load(world, &folder.0)?;
+            let mut all = Split::new(world, &owners, if loaded.is_some() { 7.0 } else { 1.0 })?;
+            if let Some(loaded) = &loaded {
+                assert_eq!(loaded.step(), first as u64);
+                all.restore(loaded)?;
+            }
+            (first..until).try_for_each(|step| all.step(world, step % 3))?;
+            Checkpoint::save(&folder.0, until as u64, all.save())?;
+            all.told(world)
+        })?;
+        first = until;
+        if until == STEPS {
+            assert_eq!(found, expected);
+        }
+    }
+    Ok(())
+}
+
+/// What can't be dealt anew says why, and nothing is loaded.
+fn refuses_what_cannot_be_split_otherwise(world: &World) -> Result<()> {
+    let folder = Folder::new("unsplit");
+    let n = world.size();
+    let (even, other) = (Owners::new([0, n - 1]), Owners::new([n - 1, 0]).lengths([1, 7]));
+    let mut step = 0;
+    let mut refused = |spec: &OptimizerSpec, train: &dyn Fn(&Sharded, &DistributedOptimizer) -> Result<()>| {
+        step += 1;
+        let array = Sharded::split(world, &numbers(8)?, even.clone())?;
+        let optimizer = DistributedOptimizer::new(world, spec.clone(), array.named("w"))?;
+        train(&array, &optimizer)?;
+        Checkpoint::save(&folder.0, step, &optimizer)?;
+        let loaded = Checkpoint::load(world, &folder.0)?.expect("it was saved");
+        // As it was it goes on.
+        let same = Sharded::split(world, &numbers(8)?, even.clone())?;
+        loaded.restore(&mut DistributedOptimizer::new(world, spec.clone(), same.named("w"))?)?;
+        assert_eq!(values(&same.fetch(world)?)?, values(&array.fetch(world)?)?);
+        let fresh = Sharded::split(world, &numbers(8)?, other.clone())?;
+        let mut optimizer = DistributedOptimizer::new(world, spec.clone(), fresh.named("w"))?;
+        let error = loaded.restore(&mut optimizer).unwrap_err();
+        let at_fault = match error.kind() {
+            ErrorKind::Owners { failures, .. } => failures[0].error.root(),
+            _ => error.root(),
+        };
+        let ErrorKind::Checkpoint {
+            fault: CheckpointFault::Mismatch { what },
+            ..
+        } = at_fault
+        else {
+            panic!("{error:?}")
+        };
+        assert_eq!(values(&fresh.fetch(world)?)?, values(&numbers(8)?)?, "nothing was loaded");
+        Ok::<_, Error>(what.clone())
+    };
+    let train = |array: &Sharded, optimizer: &DistributedOptimizer| {
+        let ctx = world.context()?;
+        ctx.backward(&[whole(&ctx, array, 0)?.sum()?])?;
+        optimizer.step(&ctx).map(drop)
+    };
+    for spec in [
+        OptimizerSpec::from(Lamb::new(0.1)),
+        Muon::new(0.1).into(),
+        Adafactor::new(0.1).into(),
+    ] {
+        let what = refused(&spec, &train)?;
+        assert!(
+            what.contains(spec.name()) && what.contains("`w[0:1]`") && what.contains("each row by itself"),
+            "{what}"
+        );
+    }
+    // A step that one part alone has made.
+    let what = refused(&Adam::new(0.1).into(), &|array, optimizer| {
+        train(array, optimizer)?;
+        let ctx = world.context()?;
+        let part = ctx.fetch(&array.parts()[1].rref)?;
+        ctx.backward(&[part.sum()?])?;
+        optimizer.step(&ctx).map(drop)
+    })?;
+    assert!(what.contains("weren't updated together") && what.contains("step"), "{what}");
+    let what = refused(&Adam::new(0.1).into(), &|array, optimizer| {
+        let ctx = world.context()?;
+        let part = ctx.fetch(&array.parts()[1].rref)?;
+        ctx.backward(&[part.sum()?])?;
+        optimizer.step(&ctx).map(drop)
+    })?;
+    assert!(what.contains("others never"), "{what}");
+
+    // Other numbers of rows; parameters alone.
+    let array = Sharded::split(world, &numbers(8)?, even.clone())?;
+    Checkpoint::save(&folder.0, 10, Save::new().parameters(array.named("w")))?;
+    let loaded = Checkpoint::open(world, &folder.0, 10)?;
+    let says = |rows: usize, text: &str| {
+        let other = Sharded::split(world, &numbers(rows)?, other_of(n, rows))?;
+        let error = loaded.restore(Restore::new().parameters(other.named("w"))).unwrap_err();
+        assert!(error.to_string().contains(text), "{error}");
+        Ok::<_, Error>(())
+    };
+    says(9, "`w` has 8 rows in it, and 9 here")?;
+    says(7, "`w` has 8 rows in it, and 7 here")?;
+    let partly = Sharded::split(world, &numbers(9)?, other_of(n, 9))?;
+    let error = loaded.restore(Restore::new().parameters(partly.named("w")).partly()).unwrap_err();
+    assert!(error.to_string().contains("lacks the rows from 8 to 9 of `w`"), "{error}");
+    // L-BFGS.
+    let lbfgs = |owners: &Owners| {
+        let array = Sharded::split(world, &numbers(8)?, owners.clone())?;
+        DistributedLbfgs::new(world, Lbfgs::new(0.1), array.named("w").map(|(_, rref)| rref).collect::<Vec<_>>())
+            .map(|lbfgs| (array, lbfgs))
+    };
+    let (array, optimizer) = lbfgs(&even)?;
+    Checkpoint::save(
+        &folder.0,
+        11,
+        Save::new().parameters(array.named("w")).optimizer("lbfgs", &optimizer),
+    )?;
+    let (array, mut optimizer) = lbfgs(&other)?;
+    let restore = Restore::new().parameters(array.named("w")).optimizer("lbfgs", &mut optimizer);
+    let error = Checkpoint::open(world, &folder.0, 11)?.restore(restore).unwrap_err();
+    assert!(
+        error.to_string().contains("the same in the same order, also parts of arrays"),
+        "{error}"
+    );
+    Ok(())
+}
+
+fn other_of(ranks: u32, rows: usize) -> Owners {
+    Owners::new([ranks - 1, 0]).lengths([1, rows - 1])
+}
+
+/// One tensor becomes a split one, and the other way.
+fn splits_and_joins(world: &World) -> Result<()> {
+    let folder = Folder::new("join");
+    let spec = OptimizerSpec::from(Adam::new(0.1));
+    let one = world.put(0, numbers(8)?)?;
+    let optimizer = DistributedOptimizer::new(world, spec.clone(), [("w", &one)])?;
+    let step = |loss: &dyn Fn(&Context) -> Result<Tensor>, optimizer: &DistributedOptimizer| {
+        let ctx = world.context()?;
+        ctx.backward(&[loss(&ctx)?.sin()?.sum()?])?;
+        optimizer.step(&ctx).map(drop)
+    };
+    step(&|ctx| ctx.fetch(&one), &optimizer)?;
+    Checkpoint::save(&folder.0, 1, &optimizer)?;
+    let array = Sharded::zeros(world, DType::F64, [8, 3], 0..world.size())?;
+    let mut split = DistributedOptimizer::new(world, spec.clone(), array.named("w"))?;
+    Checkpoint::open(world, &folder.0, 1)?.restore(&mut split)?;
+    step(&|ctx| array.fetch(ctx), &split)?;
+    Checkpoint::save(&folder.0, 2, &split)?;
+    let joined = world.put(world.owner(1), Tensor::zeros(DType::F64, [8, 3]))?;
+    let mut again = DistributedOptimizer::new(world, spec, [("w", &joined)])?;
+    Checkpoint::open(world, &folder.0, 2)?.restore(&mut again)?;
+    for (rref, optimizer) in [(&one, &optimizer), (&joined, &again)] {
+        step(&|ctx| ctx.fetch(rref), optimizer)?;
+    }
+    step(&|ctx| ctx.fetch(&one), &optimizer)?;
+    // Three steps undisturbed; one, one split, one joined.
+    let one_more = world.put(0, numbers(8)?)?;
+    let undisturbed = DistributedOptimizer::new(world, Adam::new(0.1), [&one_more])?;
+    (0..3).try_for_each(|_| step(&|ctx| ctx.fetch(&one_more), &undisturbed))?;
+    assert_eq!(values(&joined.fetch()?)?, values(&one_more.fetch()?)?);
+    assert_eq!(world.version(&joined)?, 3);
+    assert_eq!(values(&one.fetch()?)?, values(&one_more.fetch()?)?);
+    Ok(())
+}
+
 pub const CASES: &[Case] = &[
     Case::new("sharded::reads_and_writes_as_one_tensor", || led(reads_and_writes)),
     Case::new("sharded::is_made_in_several_ways_and_refuses_what_does_not_fit", || {
         led(made_in_other_ways)
     }),
     Case::new("sharded::trains_to_the_bits_of_one_tensor", || led(trains)),
+    Case {
+        ranks: &[0],
+        ..Case::new("sharded::goes_on_split_otherwise_to_the_bit", goes_on_split_otherwise)
+    },
+    Case::new("sharded::refuses_what_cannot_be_split_otherwise", || {
+        led(refuses_what_cannot_be_split_otherwise)
+    }),
+    Case::new("sharded::one_tensor_is_split_and_joined_by_checkpoints", || led(splits_and_joins)),
 ];
