@@ -216,3 +216,90 @@ pub(super) fn merged(mut states: Vec<(String, ParameterState)>) -> Result<Parame
     let scalars = state.scalars().map(|(name, value)| (name.to_owned(), value)).collect();
     Ok(ParameterState::from_parts(scalars, arrays))
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A manifest of parameters with so many rows of two numbers, as older versions wrote it.
+    fn manifest(parameters: &[(&str, usize)]) -> Manifest {
+        let facts =
+            |rows: usize| json!({"shard": 0, "dtype": "F64", "shape": [rows, 2], "version": 1, "requires_grad": true, "is_leaf": true});
+        let parameters: BTreeMap<_, _> = parameters.iter().map(|(name, rows)| (*name, facts(*rows))).collect();
+        let text = json!({"format": 1, "library": "0.1.0", "step": 1, "ranks": 1, "shards": [], "parameters": parameters, "optimizers": {}, "values": {}});
+        serde_json::from_value(text).unwrap()
+    }
+
+    fn split(parameters: &[(&str, usize)]) -> Manifest {
+        let mut manifest = manifest(parameters);
+        manifest.arrays = arrays(&manifest.parameters);
+        assert!(is_sound(&manifest));
+        manifest
+    }
+
+    fn cuts(manifest: &Manifest, slot: &str) -> Result<Vec<(String, Option<Range<usize>>)>, String> {
+        let cuts = manifest.cuts(slot)?.into_iter();
+        Ok(cuts.map(|(name, cut)| (name, cut.map(|(rows, _)| rows))).collect())
+    }
+
+    #[test]
+    fn rows_are_found_wherever_they_are() {
+        let there = split(&[("w[0:5]", 5), ("w[5:6]", 1), ("w[6:9]", 3), ("b", 4)]);
+        let of = |part: &str, rows| (part.to_owned(), Some(rows));
+        assert_eq!(cuts(&there, "w[0:5]#1").unwrap(), [("w[0:5]#1".into(), None)]);
+        assert_eq!(
+            cuts(&there, "w[2:8]#1").unwrap(),
+            [of("w[0:5]#1", 2..5), of("w[5:6]#1", 0..1), of("w[6:9]#1", 0..2)]
+        );
+        assert_eq!(cuts(&there, "w[7:8]").unwrap(), [of("w[6:9]", 1..2)]);
+        assert_eq!(cuts(&there, "w").unwrap().len(), 3);
+        assert_eq!(cuts(&there, "b[1:3]").unwrap(), [of("b", 1..3)]);
+        assert_eq!(cuts(&there, "b#2").unwrap(), [("b#2".into(), None)]);
+        for (slot, text) in [
+            ("w[8:10]", "from 9 to 10"),
+            ("b[4:5]", "from 4 to 5"),
+            ("x[0:1]", "from 0 to 1"),
+            ("x", "of `x`"),
+        ] {
+            assert!(cuts(&there, slot).unwrap_err().contains(text), "{slot}");
+        }
+        assert!(there.check_rows(["w[0:4]", "w[4:9]", "b"].into_iter()).is_ok());
+        assert!(
+            there
+                .check_rows(["w[0:4]", "w[5:9]"].into_iter())
+                .unwrap_err()
+                .contains("9 rows in it, and 8 here")
+        );
+        // A gap, and rows that are there twice.
+        assert!(
+            cuts(&split(&[("w[0:5]", 5), ("w[6:9]", 3)]), "w[4:7]")
+                .unwrap_err()
+                .contains("from 5 to 7")
+        );
+        assert!(cuts(&split(&[("w[0:5]", 5), ("w[4:9]", 5)]), "w[3:7]").is_err());
+    }
+
+    #[test]
+    fn names_that_only_look_like_rows_are_names() {
+        let plain = split(&[("w[0:5]", 4), ("w", 5), ("w[5:9]", 4), ("v[0:1]#0", 1)]);
+        assert!(plain.arrays.is_empty());
+        assert_eq!(plain.array_of("w[0:5]"), "w[0:5]");
+        assert!(plain.check_rows(["w[0:5]", "w", "w[5:9]"].into_iter()).is_ok());
+    }
+
+    #[test]
+    fn manifests_without_arrays_are_read_and_wrong_ones_refused() {
+        let old = manifest(&[("w[0:5]", 5), ("w[5:9]", 4)]);
+        assert!(old.arrays.is_empty() && is_sound(&old));
+        assert_eq!(cuts(&old, "w[0:5]").unwrap(), [("w[0:5]".into(), None)]);
+        assert!(cuts(&old, "w[0:6]").is_err());
+        for (parameter, rows) in [("w[0:5]", (0, 4)), ("w[0:5]", (5, 0)), ("other", (0, 5))] {
+            let mut wrong = old.clone();
+            let parameter = parameter.to_owned();
+            wrong.arrays.insert("w".into(), vec![PartOf { parameter, rows }]);
+            assert!(!is_sound(&wrong));
+        }
+    }
+}
