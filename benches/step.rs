@@ -4,11 +4,12 @@
 
 mod bench;
 
-use std::process::ExitCode;
+use std::path::Path;
+use std::process::{Command, ExitCode};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use bench::{Row, Times, finish, is_quick, placed, places, ranks};
+use bench::{Row, Times, finish, is_quick, mpirun, placed, places, ranks_after};
 use mpi::Threading;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::*;
@@ -100,10 +101,31 @@ remote! {
 }
 
 fn main() -> ExitCode {
-    if let Some(code) = ranks(2) {
+    if let Some(code) = ranks_after(2, alone) {
         return code;
     }
     bench::ended(run())
+}
+
+/// The variable that holds what [`alone`] found.
+const ALONE: &str = "BENCH_PING_PONG_IN_C";
+
+/// Has `ping_pong.c` compiled, and run where the ranks will; the microseconds of a round trip. Nothing where there is no C compiler.
+fn alone() -> std::io::Result<Option<(&'static str, String)>> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/bench/ping_pong.c");
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("ping_pong");
+    let compiler = std::env::var_os("MPICC").unwrap_or_else(|| "mpicc".into());
+    let compiled = Command::new(&compiler).arg("-O2").arg(source).arg("-o").arg(&program).status();
+    if !compiled.is_ok_and(|status| status.success()) {
+        eprintln!("no ping-pong in C to compare with: {} failed", compiler.display());
+        return Ok(None);
+    }
+    let ran = mpirun(2)?.arg(program).output()?;
+    let said = String::from_utf8_lossy(&ran.stdout);
+    match said.lines().map(str::trim).find(|line| line.parse::<f64>().is_ok()) {
+        Some(found) => Ok(Some((ALONE, found.into()))),
+        None => Err(std::io::Error::other(format!("ping_pong.c ended with {}", ran.status))),
+    }
 }
 
 /// Lets time pass, without sleeping where that is too coarse.
@@ -159,7 +181,12 @@ fn run() -> Result<()> {
     let world = World::builder().communicator(&comm).start()?;
     let rows = world.lead(|world| {
         let [small, frame] = &mut floors;
-        let mut rows = latencies(world, n, small, frame)?;
+        let alone = std::env::var(ALONE).ok().and_then(|us| us.parse().ok());
+        let mut rows: Vec<Row> = alone
+            .map(|us| Row::new("ping_pong_8_bytes_against_c", small.quantile(0.5), "us", us))
+            .into_iter()
+            .collect();
+        rows.extend(latencies(world, n, small, frame)?);
         rows.extend(with_gaps(world, n / 20, &mut gaps)?);
         rows.extend(exact(world, n / 4)?);
         rows.extend(large(world)?);

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each bench uses a part")]
 
+use std::ffi::OsStr;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
@@ -61,13 +62,19 @@ impl Row {
 
 /// Whether this process is one of the ranks; if not, launches them and is done.
 pub fn ranks(count: usize) -> Option<ExitCode> {
+    ranks_after(count, || Ok(None))
+}
+
+/// As [`ranks`]; `before` runs in the process that launches, and may set a variable for the ranks.
+pub fn ranks_after(count: usize, before: impl FnOnce() -> std::io::Result<Option<(&'static str, String)>>) -> Option<ExitCode> {
     if part().is_some() {
         return None;
     }
     if is_only_built() {
         return Some(ExitCode::SUCCESS);
     }
-    match launch(count, "1", None) {
+    let launched = before().and_then(|set| launch(count, "1", set.as_ref().map(|(name, value)| (*name, value.as_ref()))));
+    match launched {
         Ok(()) => Some(ExitCode::SUCCESS),
         Err(e) => {
             eprintln!("{e}");
@@ -84,7 +91,7 @@ pub fn part() -> Option<String> {
 /// Runs one part of the bench on its own ranks; the rows that its rank 0 gave to [`leave`].
 pub fn run_part(name: &str, count: usize) -> std::io::Result<Vec<Row>> {
     let file = std::env::temp_dir().join(format!("bench-{}-{name}.json", std::process::id()));
-    let ended = launch(count, name, Some(&file));
+    let ended = launch(count, name, Some((ROWS, file.as_os_str())));
     let rows = std::fs::read(&file);
     if rows.is_ok() {
         std::fs::remove_file(&file)?;
@@ -102,15 +109,20 @@ pub fn leave(rows: &[Row]) -> std::io::Result<()> {
 }
 
 /// Ranks are bound to a core each, if there are enough: one rank's threads then share it.
-fn launch(count: usize, part: &str, rows: Option<&Path>) -> std::io::Result<()> {
+pub fn mpirun(count: usize) -> std::io::Result<Command> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut command = Command::new(root.join("scripts/mpirun"));
     if count <= std::thread::available_parallelism()?.get() {
         command.args(["--bind-to", "core"]);
     }
     command.arg("-n").arg(count.to_string());
+    Ok(command)
+}
+
+fn launch(count: usize, part: &str, set: Option<(&str, &OsStr)>) -> std::io::Result<()> {
+    let mut command = mpirun(count)?;
     command.arg(std::env::current_exe()?).args(std::env::args().skip(1)).env(RANK, part);
-    command.envs(rows.map(|file| (ROWS, file)));
+    command.envs(set);
     match command.status() {
         Ok(status) if status.success() => Ok(()),
         Ok(status) => Err(std::io::Error::other(format!("the ranks ended with {status}"))),

@@ -34,13 +34,12 @@ pub(crate) struct Updates {
 }
 
 impl Updates {
-    /// Notes what became of a parameter.
-    pub(crate) fn count(&self, report: &ParameterReport) {
-        let counter = match report.in_place {
-            true => &self.in_place,
-            false => &self.out_of_place,
-        };
-        counter.fetch_add(u64::from(report.updated), Ordering::Relaxed);
+    /// Notes what became of parameters.
+    pub(crate) fn count(&self, reports: &[ParameterReport]) {
+        let updated = reports.iter().filter(|r| r.updated).count() as u64;
+        let in_place = reports.iter().filter(|r| r.updated && r.in_place).count() as u64;
+        self.in_place.fetch_add(in_place, Ordering::Relaxed);
+        self.out_of_place.fetch_add(updated - in_place, Ordering::Relaxed);
     }
 }
 

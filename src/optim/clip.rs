@@ -85,8 +85,11 @@ impl Norm {
     /// assert_eq!(Norm::Inf.total([3.0, 4.0]), 4.0);
     /// ```
     pub fn total(self, parts: impl IntoIterator<Item = f64>) -> f64 {
-        let parts: smallvec::SmallVec<[f64; 8]> = parts.into_iter().collect();
-        self.of_slice(&parts)
+        let mut all = smallvec::SmallVec::<[f64; 8]>::new();
+        let parts = parts.into_iter();
+        all.reserve(parts.size_hint().1.unwrap_or(0).min(1 << 16));
+        parts.for_each(|part| all.push(part));
+        self.of_slice(&all)
     }
 }
 

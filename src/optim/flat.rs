@@ -27,7 +27,11 @@ pub(super) struct Flat<T> {
     scalar_names: &'static [(&'static str, f64)],
     arrays: Vec<FlatArray<T>>,
     used: Vec<bool>,
+    /// All members have the same numbers and freshness; not, as long as nobody has looked.
+    alike: bool,
     values: Vec<T>,
+    /// [`Locked::changes`] of each member's leaf whose values are these.
+    seen: Vec<Option<u64>>,
     gradients: Vec<T>,
 }
 
@@ -68,7 +72,9 @@ impl<T: Float> Flat<T> {
             scalar_names,
             arrays: Vec::new(),
             used: Vec::new(),
+            alike: false,
             values: Vec::new(),
+            seen: Vec::new(),
             gradients: Vec::new(),
         };
         let names = rule.arrays(&[1]).into_iter().map(|array| array.name);
@@ -102,6 +108,7 @@ impl<T: Float> Flat<T> {
                 elements: end..end + len,
                 steps: false,
             });
+            flat.seen.push(None);
             end += len;
         }
         (flat.values, flat.gradients) = (vec![T::ZERO; end], vec![T::ZERO; end]);
@@ -153,14 +160,14 @@ impl<T: Float> Flat<T> {
     }
 
     /// Takes the gradient of each member that has one and isn't frozen. `false` if one isn't dense, contiguous and of its parameter's kind: then they go one by one.
-    pub(super) fn take<'g>(&mut self, gradient: impl Fn(usize, &Leaf) -> Option<&'g Gradient>) -> bool {
+    pub(super) fn take<'g>(&mut self, mut gradient: impl FnMut(usize, &Leaf) -> Option<&'g Gradient>) -> bool {
         let Self { members, gradients, .. } = self;
         members.iter_mut().all(|member| {
             let gradient = gradient(member.place, &member.leaf).filter(|_| member.leaf.requires_grad());
             member.steps = gradient.is_some();
             match gradient {
                 None => true,
-                Some(Gradient::Dense(data)) if data.shape() == member.leaf.shape() => {
+                Some(Gradient::Dense(data)) if is_same(data.shape(), member.leaf.shape()) => {
                     let found = T::peek(data).ok().and_then(|array| array.as_slice());
                     found.map(|g| gradients[member.elements.clone()].copy_from_slice(g)).is_some()
                 }
@@ -185,17 +192,22 @@ impl<T: Float> Flat<T> {
             scalar_names,
             arrays,
             used,
+            alike,
             values,
+            seen,
             gradients,
             ..
         } = self;
         let count = scalar_names.len();
         let mut locked: SmallVec<[Option<Locked<'_>>; 8]> = SmallVec::with_capacity(members.len());
-        for member in members.iter() {
+        for (member, seen) in members.iter().zip(seen.iter_mut()) {
             let lock = member.leaf.lock();
             let report = &mut reports[member.place];
             if member.steps {
-                lock.read(&mut values[member.elements.clone()])?;
+                if *seen != Some(lock.changes()) {
+                    lock.read(&mut values[member.elements.clone()])?;
+                }
+                *seen = None; // until they are updated here and there
                 report.norm = Some(norm.of_slice(&gradients[member.elements.clone()]));
                 locked.push(Some(lock));
             } else {
@@ -205,14 +217,13 @@ impl<T: Float> Flat<T> {
         }
         let mut start = 0;
         while start < members.len() {
-            let alike = |at: usize| {
+            let same_state = |at: usize| {
                 let (first, here) = (start * count..(start + 1) * count, at * count..(at + 1) * count);
                 let bits = |range: Range<usize>| scalars[range].iter().map(|x| x.to_bits());
-                members[at].steps == members[start].steps
-                    && bits(first).eq(bits(here))
-                    && arrays.iter().all(|a| a.fresh[at] == a.fresh[start])
+                bits(first).eq(bits(here)) && arrays.iter().all(|a| a.fresh[at] == a.fresh[start])
             };
-            let end = (start + 1..members.len()).find(|&at| !alike(at)).unwrap_or(members.len());
+            let goes_along = |at: usize| members[at].steps == members[start].steps && (*alike || same_state(at));
+            let end = (start + 1..members.len()).find(|&at| !goes_along(at)).unwrap_or(members.len());
             if members[start].steps {
                 let elements = members[start].elements.start..members[end - 1].elements.end;
                 let shape = [elements.len()];
@@ -238,17 +249,24 @@ impl<T: Float> Flat<T> {
                     array.fresh[start..end].fill(fresh);
                 }
             }
+            *alike = (start, end) == (0, members.len());
             start = end;
         }
-        for (member, lock) in members.iter().zip(locked) {
+        for ((member, seen), lock) in members.iter().zip(seen).zip(locked) {
             if let Some(mut lock) = lock {
                 let done = lock.write(&values[member.elements.clone()])?;
+                *seen = Some(lock.changes());
                 let report = &mut reports[member.place];
                 (report.updated, report.version, report.in_place) = (true, done.version, done.in_place);
             }
         }
         Ok(Ok(()))
     }
+}
+
+/// As `==`, which for so few calls another function.
+fn is_same(one: &[usize], other: &[usize]) -> bool {
+    one.len() == other.len() && one.iter().zip(other).all(|(a, b)| a == b)
 }
 
 /// Small parameters of one group.

@@ -403,7 +403,7 @@ impl Optimizer {
     /// As [`apply`](Self::apply).
     pub(crate) fn step_lent<'g>(
         &mut self,
-        gradient: impl Fn(u64) -> Option<&'g Gradient>,
+        mut gradient: impl FnMut(u64) -> Option<&'g Gradient>,
         norm: Norm,
     ) -> Result<Option<Vec<ParameterReport>>> {
         self.flatten();
@@ -471,8 +471,8 @@ impl Optimizer {
     }
 
     /// Takes gradients of members of flat groups; `false` if one can't be.
-    fn take_flat<'g>(&mut self, gradient: impl Fn(usize, &Leaf) -> Option<&'g Gradient>) -> bool {
-        self.flats.iter_mut().all(|flat| each!(flat, flat => flat.take(&gradient)))
+    fn take_flat<'g>(&mut self, mut gradient: impl FnMut(usize, &Leaf) -> Option<&'g Gradient>) -> bool {
+        self.flats.iter_mut().all(|flat| each!(flat, flat => flat.take(&mut gradient)))
     }
 
     fn step_flat(&mut self, norm: Norm, reports: &mut [ParameterReport]) -> Result<()> {

@@ -4,8 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use rustc_hash::FxHashMap;
-
 use crate::autograd::{self, Edge, Key, LeafHooks, LeafSink};
 use crate::mutant::{self, Mutant};
 use crate::protocol::{ContextId, CrossingId, Input, Output};
@@ -55,7 +53,8 @@ struct Sent {
     name: String,
 }
 
-type Gradients = FxHashMap<u64, (Arc<Leaf>, Gradient)>;
+/// By the leaves' ids, in whose order a step goes over many.
+type Gradients = BTreeMap<u64, (Arc<Leaf>, Gradient)>;
 
 #[derive(Default)]
 struct Engine {
@@ -94,9 +93,16 @@ impl std::fmt::Debug for Recording {
 pub(crate) struct Lent<'a>(MutexGuard<'a, Gradients>);
 
 impl Lent<'_> {
-    /// The gradient of a leaf.
-    pub(crate) fn gradient(&self, leaf: u64) -> Option<&Gradient> {
-        self.0.get(&leaf).map(|g| &g.1)
+    /// Finds gradients by their leaves' ids; quickest in ascending order, where it mostly has to look at the next one only.
+    pub(crate) fn finder<'g>(&'g self) -> impl FnMut(u64) -> Option<&'g Gradient> {
+        let mut ahead = self.0.range(..).peekable();
+        move |leaf| {
+            let next = ahead.next_if(|(id, _)| **id == leaf).or_else(|| {
+                ahead = self.0.range(leaf..).peekable();
+                ahead.next_if(|(id, _)| **id == leaf)
+            });
+            next.map(|(_, (_, gradient))| gradient)
+        }
     }
 }
 
@@ -154,9 +160,7 @@ impl Recording {
 
     /// All gradients of leaves of this rank.
     pub(crate) fn gradients(&self) -> Vec<(Arc<Leaf>, Gradient)> {
-        let mut all: Vec<_> = lock(&self.gradients).values().cloned().collect();
-        all.sort_by_key(|g| g.0.id());
-        all
+        lock(&self.gradients).values().cloned().collect()
     }
 
     /// Adds to the gradient of a leaf.
@@ -252,10 +256,10 @@ impl Recording {
                         );
                     }
                     let mut gradients = lock(&self.gradients);
-                    for (_, (leaf, gradient)) in apart.drain() {
+                    for (_, (leaf, gradient)) in std::mem::take(apart) {
                         add(&mut gradients, leaf, gradient)?;
                     }
-                    gradients.extend(left.drain());
+                    gradients.append(left);
                     *hooks = LeafHooks::default();
                     roots.clear();
                     expected.clear();

@@ -9,7 +9,6 @@ use crate::config::Settings;
 /// Settings that are times, worked out once.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pace {
-    pub spin: Duration,
     pub tick: Duration,
     pub timeout: Option<Duration>,
     /// How long a wait lasts before it asks; early enough for the answer to count.
@@ -20,7 +19,6 @@ impl Pace {
     pub(super) fn of(settings: &Settings) -> Self {
         let (timeout, after) = (settings.timeout(), settings.status_after());
         Pace {
-            spin: settings.spin(),
             tick: settings.tick(),
             timeout,
             ask_after: timeout.map_or(after, |timeout| after.min(timeout / 2)),

@@ -13,6 +13,7 @@ mod pool;
 mod progress;
 mod requests;
 mod slot;
+mod spin;
 mod work;
 
 use std::any::Any;
@@ -37,6 +38,7 @@ use clock::{Pace, Ticks};
 pub(crate) use pool::Pool;
 pub(crate) use progress::Permission;
 pub(crate) use slot::{Alarm, Reply, Slot};
+use spin::Spin;
 
 /// A value as the reference table holds it; the rooms above know what it is.
 pub(crate) type Value = Arc<dyn Any + Send + Sync>;
@@ -131,6 +133,7 @@ pub(crate) struct Runtime {
     dedicated: bool,
     one_node: bool,
     pace: Pace,
+    spin: Spin,
     started: Instant,
     ticks: Ticks,
     main_thread: std::thread::ThreadId,
@@ -180,9 +183,9 @@ impl Runtime {
         let one_node = node.ranks == size as usize;
         let placement = placement::place(&settings, size as usize, node);
         log::debug!(
-            "rank {me}: dedicated progress: {}, a spare core: {}",
+            "rank {me}: dedicated progress: {}, a core of its own: {}",
             placement.dedicated,
-            placement.spare_core
+            placement.own_core
         );
         let window = Window {
             requests: settings.window_requests,
@@ -199,6 +202,7 @@ impl Runtime {
             dedicated: placement.dedicated,
             one_node,
             pace: Pace::of(&settings),
+            spin: Spin::of(settings.spin(), placement.own_core),
             settings,
             transport,
             executor,

@@ -31,8 +31,8 @@ pub(crate) struct Node {
 pub(crate) struct Placement {
     /// Whether the service thread may poll without ever sleeping.
     pub(crate) dedicated: bool,
-    /// Whether a core is left over when all of the rank's threads are busy, so that spinning for long harms nobody.
-    pub(crate) spare_core: bool,
+    /// Whether each rank of the node has a core of its own.
+    pub(crate) own_core: bool,
     /// For the service thread to call on itself, if it is to be bound.
     pub(crate) pin: Option<Pin>,
 }
@@ -51,7 +51,7 @@ pub(crate) fn place(settings: &Settings, size: usize, node: Node) -> Placement {
         log::warn!("hwloc gives no usable topology: the service thread shares the rank's cores and isn't bound");
         return Placement {
             dedicated: false,
-            spare_core: false,
+            own_core: false,
             pin: None,
         };
     };
@@ -68,7 +68,7 @@ pub(crate) fn place(settings: &Settings, size: usize, node: Node) -> Placement {
     let pin = plan.service.map(|units| Pin { topology, units });
     Placement {
         dedicated: plan.dedicated,
-        spare_core: plan.spare_core,
+        own_core: plan.own_core,
         pin,
     }
 }
@@ -126,7 +126,7 @@ impl fmt::Display for Machine {
 #[derive(Debug, Clone, PartialEq)]
 struct Plan {
     dedicated: bool,
-    spare_core: bool,
+    own_core: bool,
     /// Processing units for the service thread.
     service: Option<Vec<u32>>,
     /// Why dedicated progress was asked for and isn't granted.
@@ -171,7 +171,7 @@ fn decide(machine: &Machine, settings: &Settings, size: usize, node: Node) -> Pl
     };
     Plan {
         dedicated,
-        spare_core,
+        own_core: room >= 1,
         service,
         refusal,
         shortage,

@@ -28,6 +28,9 @@ const QUIET: Duration = Duration::from_secs(1);
 /// How long an unfinished send keeps a thread from sleeping.
 const PATIENCE: Duration = Duration::from_millis(100);
 
+/// So long it doesn't even let others run.
+const EAGERNESS: Duration = Duration::from_millis(1);
+
 /// How long a poller stands back from a host's MPI call, where MPI allows one at a time.
 const HOST_CALL: Duration = Duration::from_micros(50);
 
@@ -87,6 +90,8 @@ struct Wait<'a> {
     /// Something has moved since the last rest.
     stirred: bool,
     rested: bool,
+    /// As a leader, since the last message.
+    slept: bool,
 }
 
 impl Duty for Wait<'_> {
@@ -113,6 +118,12 @@ impl Duty for Wait<'_> {
         let runtime = self.runtime;
         let moved = runtime.poll(&mut self.inbox, &mut self.after)?;
         self.stirred |= moved;
+        if moved
+            && std::mem::take(&mut self.slept)
+            && let Some(since) = self.quiet_since
+        {
+            runtime.spin.slept(since.elapsed());
+        }
         if !self.after.todos.is_empty()
             && let Some(mine) = runtime.share_out(&mut self.after.todos, self.permission)
         {
@@ -143,14 +154,20 @@ impl Duty for Wait<'_> {
                 self.polls = POLLS;
             }
             // A service thread that only looked after its tick doesn't keep the role from those who wait.
-            Some(since) if self.stirred && self.now - since < runtime.pace.spin => {
+            Some(since) if self.stirred && self.now - since < runtime.spin.limit() => {
                 runtime.transport.spin(LOOKS);
             }
             // MPI moves large messages only while somebody polls.
-            Some(since) if runtime.transport.in_flight() > 0 && self.now - since < PATIENCE => std::thread::yield_now(),
+            Some(since) if runtime.transport.in_flight() > 0 && self.now - since < PATIENCE => {
+                // On a core of its own it is quicker to come back at once than to ask the system first.
+                if self.now - since > EAGERNESS || !runtime.spin.is_harmless() {
+                    std::thread::yield_now();
+                }
+            }
             Some(_) => {
                 runtime.pool.relieve();
                 self.rested = true;
+                self.slept = self.rest == Rest::Leading;
                 self.stirred = self.rest == Rest::Leading;
                 return Ok(Next::Rest);
             }
@@ -213,6 +230,7 @@ impl Runtime {
             quiet_since: None,
             stirred: rest == Rest::Leading,
             rested: false,
+            slept: false,
         };
         let result = self.progress.handover.turn(&*self.transport, &mut wait, rest);
         INBOX.set(wait.inbox);

@@ -50,6 +50,16 @@ pub struct Leaf {
 struct Cell {
     data: Data,
     version: u64,
+    /// How often its values were changed; a version may come back with a checkpoint, this doesn't.
+    changes: u64,
+}
+
+impl Cell {
+    /// There are new values.
+    fn changed(&mut self) {
+        self.version += 1;
+        self.changes += 1;
+    }
 }
 
 /// A leaf's values, locked.
@@ -58,6 +68,11 @@ pub(crate) struct Locked<'a>(MutexGuard<'a, Cell>);
 impl Locked<'_> {
     pub(crate) fn version(&self) -> u64 {
         self.0.version
+    }
+
+    /// A number that stays the same as long as the values do.
+    pub(crate) fn changes(&self) -> u64 {
+        self.0.changes
     }
 
     /// Copies the values, which are of this type and number.
@@ -73,16 +88,15 @@ impl Locked<'_> {
     /// Replaces the values, which are of this type and number: in place if nobody else holds them.
     pub(crate) fn write<T: Element>(&mut self, values: &[T]) -> Result<Updated> {
         let cell = &mut *self.0;
-        let in_place = cell.data.is_unique();
-        if !in_place {
-            cell.data = cell.data.deep_copy();
-        }
         let old = T::peek_mut(&mut cell.data)?;
+        let before = old.as_ptr();
+        // Either way ndarray gives it a storage of its own first.
         match old.as_slice_mut() {
             Some(old) => old.copy_from_slice(values),
             None => old.iter_mut().zip(values).for_each(|(old, &value)| *old = value),
         }
-        cell.version += 1;
+        let in_place = old.as_ptr() == before;
+        cell.changed();
         Ok(Updated {
             version: cell.version,
             in_place,
@@ -115,7 +129,7 @@ impl LeafUpdate<'_> {
         if let Some(data) = fresh {
             self.0.data = data;
         }
-        self.0.version += 1;
+        self.0.changed();
         Updated {
             version: self.0.version,
             in_place,
@@ -134,7 +148,11 @@ impl Leaf {
             requires_grad: AtomicBool::new(true),
             name: OnceLock::new(),
             key,
-            cell: Mutex::new(Cell { data, version: 0 }),
+            cell: Mutex::new(Cell {
+                data,
+                version: 0,
+                changes: 0,
+            }),
             grad: Mutex::new(None),
             hooks: Hooks::default(),
             post_accumulate: Hooks::default(),
@@ -257,14 +275,18 @@ impl Leaf {
         let data = data.to(self.device)?;
         let mut cell = self.cell();
         cell.data = data;
-        cell.version += 1;
+        cell.changed();
         Ok(cell.version)
     }
 
     /// Puts values, which must be of its dtype and shape, and a version in place, as a checkpoint had them.
     pub(crate) fn restore(&self, data: Data, version: u64, requires_grad: bool) {
         debug_assert!(Spec::of(&data) == self.spec, "checked before");
-        *self.cell() = Cell { data, version };
+        let mut cell = self.cell();
+        cell.data = data;
+        cell.changed();
+        cell.version = version;
+        drop(cell);
         self.set_requires_grad(requires_grad);
     }
 
@@ -292,10 +314,10 @@ impl Leaf {
             if Spec::of(&cell.data) != self.spec {
                 let error = wrong(&cell.data);
                 cell.data = Data::zeros(self.spec.dtype, self.spec.shape());
-                cell.version += 1;
+                cell.changed();
                 return Err(error);
             }
-            result.inspect_err(|_| cell.version += 1)?
+            result.inspect_err(|_| cell.changed())?
         } else {
             let mut fresh = fresh(&cell.data);
             let result = f(Some(&cell.data), &mut fresh)?;
@@ -305,7 +327,7 @@ impl Leaf {
             cell.data = fresh;
             result
         };
-        cell.version += 1;
+        cell.changed();
         Ok((
             result,
             Updated {

@@ -336,7 +336,7 @@ fn applied(
     start: Instant,
 ) -> Result<OwnerReport> {
     let tables = Tables::of(&scope.caller().runtime)?;
-    parameters.iter().for_each(|report| tables.updates.count(report));
+    tables.updates.count(&parameters);
     let report = part.report(scope.rank(), parameters, norm, start);
     let heavy = part.elements > HEAVY_ELEMENTS || report.seconds > HEAVY_SECONDS;
     owner.heavy.store(heavy, Ordering::Relaxed);
@@ -430,7 +430,7 @@ crate::remote! {
         part.check_versions(expected)?;
         if let ([Some(recording)], None) = (&recordings[..], clamp) {
             let lent = recording.lent();
-            if let Some(parameters) = part.optimizer.step_lent(|leaf| lent.gradient(leaf), Norm::Two)? {
+            if let Some(parameters) = part.optimizer.step_lent(lent.finder(), Norm::Two)? {
                 return applied(scope, &owner, &part, parameters, Norm::Two, start);
             }
         }

@@ -69,18 +69,23 @@ pub struct StepSummary {
 
 impl StepSummary {
     pub(super) fn of(report: &OwnerReport) -> Self {
-        let versions = report.parameters.iter().map(|p| p.version);
-        StepSummary {
+        let mut summary = StepSummary {
             owners: 1,
-            updated: report.updated(),
-            in_place: report.parameters.iter().filter(|p| p.updated && p.in_place).count(),
-            without_gradient: report.without_gradient(),
-            rows: report.rows(),
-            versions: versions.clone().min().zip(versions.max()),
             seconds: (report.seconds, report.seconds),
             norm_kind: report.norm_kind,
             norm: report.norm(),
+            ..StepSummary::default()
+        };
+        // One pass: there may be many.
+        for p in &report.parameters {
+            summary.updated += usize::from(p.updated);
+            summary.in_place += usize::from(p.updated && p.in_place);
+            summary.without_gradient += usize::from(p.norm.is_none());
+            summary.rows += p.rows.unwrap_or(0);
+            let (least, most) = summary.versions.unwrap_or((p.version, p.version));
+            summary.versions = Some((least.min(p.version), most.max(p.version)));
         }
+        summary
     }
 
     pub(super) fn add(&mut self, other: &StepSummary) {
@@ -171,6 +176,11 @@ impl StepReport {
     /// Each parameter's norm, in the order of the list, put together.
     fn norm_of_rows(&self) -> Option<f64> {
         let kind = self.owners.first()?.norm_kind;
+        if let [one] = &self.owners[..]
+            && one.places.is_sorted()
+        {
+            return Some(self.summary.norm);
+        }
         let mut norms: SmallVec<[(u32, f64); 8]> = self
             .owners
             .iter()

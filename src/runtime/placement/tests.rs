@@ -35,7 +35,7 @@ fn one_core_for_each_rank_is_shared_and_unbound() {
             p,
             Plan {
                 dedicated: false,
-                spare_core: false,
+                own_core: true,
                 service: None,
                 refusal: None,
                 shortage: None
@@ -61,10 +61,10 @@ fn dedicated_is_refused_with_the_reason() {
 fn a_second_core_grants_dedicated() {
     for progress in [Progress::Auto, Progress::Dedicated] {
         let p = plan(&machine(2, 0..2, 0), progress, 1, 0);
-        assert!(p.dedicated && p.spare_core && p.refusal.is_none() && p.shortage.is_none());
+        assert!(p.dedicated && p.own_core && p.refusal.is_none() && p.shortage.is_none());
     }
     let p = plan(&machine(2, 0..2, 0), Progress::Shared, 1, 0);
-    assert!(!p.dedicated && p.spare_core && p.service.is_some());
+    assert!(!p.dedicated && p.own_core && p.service.is_some());
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn a_world_of_one_rank_is_shared_unless_asked() {
 #[test]
 fn more_ranks_than_cores_is_a_shortage() {
     let p = plan(&machine(2, 0..2, 0), Progress::Auto, 4, 3);
-    assert!(!p.dedicated && !p.spare_core && p.service.is_none());
+    assert!(!p.dedicated && !p.own_core && p.service.is_none());
     assert!(p.shortage.unwrap().contains("0.50 cores for 1 busy threads"));
 }
 
