@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use super::file::wrong;
-use super::manifest::{self, Manifest, NAME, Parameter, State};
+use super::manifest::{self, Manifest, NAME, Parameter};
 use super::names::Names;
-use super::rows::Source;
+use super::rows::{self, Source};
 use super::save::ALONE;
 use super::shard::{Put, apply_restore, drop_restore, stage_restore};
 use crate::dist::{Asking, OwnerPart, Saveable, ask, collect, gather};
@@ -74,7 +74,7 @@ impl<'a> Restore<'a> {
 #[derive(Default)]
 struct Request {
     parameters: Vec<(String, RRef<Tensor>, Vec<Source<Parameter>>)>,
-    optimizers: Vec<(String, OwnerPart, BTreeMap<String, Vec<Source<State>>>)>,
+    optimizers: Vec<(String, OwnerPart, rows::States)>,
 }
 
 /// A manifest, its path, and what is to be restored from it.

@@ -19,15 +19,26 @@ pub(super) struct PartOf {
     pub rows: (usize, usize),
 }
 
+/// Rows of something that belongs to a parameter.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Cut {
+    pub rows: Range<usize>,
+    /// Shape of the parameter there.
+    pub shape: Vec<usize>,
+}
+
 /// Where something that is restored comes from: a parameter, or its state.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Source<F> {
     /// Its name there.
     pub name: String,
     pub facts: F,
-    /// If only rows of it are wanted: they, and the shape that the parameter has there.
-    pub cut: Option<(Range<usize>, Vec<usize>)>,
+    /// If only rows of it are wanted.
+    pub cut: Option<Cut>,
 }
+
+/// The states of an optimizer here, and what each is made of.
+pub(super) type States = BTreeMap<String, Vec<Source<State>>>;
 
 /// The arrays whose parts are among these parameters, each with its parts in the order of their rows.
 pub(super) fn arrays(parameters: &BTreeMap<String, Parameter>) -> BTreeMap<String, Vec<PartOf>> {
@@ -56,7 +67,7 @@ pub(super) fn is_sound(manifest: &Manifest) -> bool {
 
 impl Manifest {
     /// What the parameter or state of this name here is made of: that of the same name, or rows of others. Which rows of which parameter, or why not.
-    fn cuts(&self, slot: &str) -> Result<Vec<(String, Option<(Range<usize>, Vec<usize>)>)>, String> {
+    fn cuts(&self, slot: &str) -> Result<Vec<(String, Option<Cut>)>, String> {
         let (name, number) = numbered(slot);
         let has = |name: &str| self.parameters.contains_key(name);
         if has(slot) || has(name) {
@@ -78,7 +89,8 @@ impl Manifest {
             let (start, end) = (has.start.max(rows.start), has.end.min(rows.end));
             if start < end && start == at {
                 let shape = self.parameters.get(part).map_or(vec![], |facts| facts.shape.clone());
-                cuts.push((format!("{part}{number}"), Some((start - has.start..end - has.start, shape))));
+                let rows = start - has.start..end - has.start;
+                cuts.push((format!("{part}{number}"), Some(Cut { rows, shape })));
                 at = end;
             }
         }
@@ -239,9 +251,11 @@ mod tests {
         manifest
     }
 
-    fn cuts(manifest: &Manifest, slot: &str) -> Result<Vec<(String, Option<Range<usize>>)>, String> {
+    type Found = Vec<(String, Option<Range<usize>>)>;
+
+    fn cuts(manifest: &Manifest, slot: &str) -> Result<Found, String> {
         let cuts = manifest.cuts(slot)?.into_iter();
-        Ok(cuts.map(|(name, cut)| (name, cut.map(|(rows, _)| rows))).collect())
+        Ok(cuts.map(|(name, cut)| (name, cut.map(|cut| cut.rows))).collect())
     }
 
     #[test]

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::file::{self, Sum, wrong};
 use super::manifest::{Parameter, State, parameter_name, state_name};
-use super::rows::{self, Source};
+use super::rows::{self, Cut, Source};
 use super::safetensors::{self, Entry, Reader};
 use super::table::Table;
 use crate::dist::{OwnerPart, Staged, States};
@@ -52,7 +52,7 @@ pub(super) struct Put {
     pub files: Vec<PathBuf>,
     pub parameters: Vec<(String, RRef<Tensor>, Vec<Source<Parameter>>)>,
     /// Name, part, and the states that there are.
-    pub optimizers: Vec<(String, OwnerPart, BTreeMap<String, Vec<Source<State>>>)>,
+    pub optimizers: Vec<(String, OwnerPart, rows::States)>,
 }
 
 /// Everything of an owner at one moment: arrays are shared with the parameters and states until those change.
@@ -152,7 +152,7 @@ impl Shards {
     /// A parameter from its sources.
     fn parameter(&mut self, name: &str, sources: Vec<Source<Parameter>>) -> Result<(Data, Parameter)> {
         let read = |Source { name, facts, cut }: &Source<Parameter>| match cut {
-            Some((rows, _)) => self.reader(facts.shard)?.read_rows(&parameter_name(name), rows.clone()),
+            Some(Cut { rows, .. }) => self.reader(facts.shard)?.read_rows(&parameter_name(name), rows.clone()),
             None => self.read(facts.shard, &parameter_name(name)),
         };
         let data: Vec<Data> = sources.iter().map(read).collect::<Result<_>>()?;
@@ -176,7 +176,7 @@ impl Shards {
         let array = |name: &String| {
             let reader = self.reader(facts.shard)?;
             let full = state_name(optimizer, slot, name);
-            let Some((rows, shape)) = cut else {
+            let Some(Cut { rows, shape }) = cut else {
                 return Ok((name.clone(), reader.read(&full)?));
             };
             if reader.shape(&full)? != shape {
