@@ -73,8 +73,8 @@ impl Runtime {
             let until = end.map_or(next, |e| e.min(next));
             if self.wait_until(&|| slot.is_done() || self.is_lost(), Permission::Engine(context), Some(until))? {
                 if !slot.is_done() {
-                    let ranks = lock(&self.core).rank.backward_waits_for(context);
-                    self.tell_wait(&format!("a backward over ranks {ranks:?}"), start);
+                    let ranks = || lock(&self.core).rank.backward_waits_for(context);
+                    self.end_wait_if_lost(|| format!("a backward over ranks {:?}", ranks()), start);
                 }
                 return slot.take().map_or(Ok(()), |reply| reply.map(drop));
             }

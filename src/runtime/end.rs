@@ -53,8 +53,8 @@ impl Runtime {
                 Instant::now() + GRACE
             });
             if self.wait_until(&woken, Permission::Everything, Some(until))? {
-                if !done() && self.is_lost() {
-                    self.tell_wait(&self.missing(what), started);
+                if !done() {
+                    self.end_wait_if_lost(|| self.missing(what), started);
                 }
                 match self.main.pop_if(due).map(|t| t.1) {
                     Some(todo) => self.run(todo, main.as_deref_mut())?,

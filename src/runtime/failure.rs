@@ -95,15 +95,14 @@ impl Runtime {
         self.loss.get().is_some()
     }
 
-    /// Says what this thread has waited for, and leaves the rest to the transport, which ends the job.
-    pub(super) fn tell_wait(&self, what: &str, since: Instant) -> ! {
-        let told = format!("was waiting for {what}, for {:.1} s", since.elapsed().as_secs_f64());
-        match self.loss.get() {
-            Some(loss) if loss.died && loss.hops <= NEAR => {
-                log::error!("rank {}: {told}", self.rank());
-                say(self.rank(), &told);
-            }
-            _ => log::error!("rank {}: {told}", self.rank()),
+    /// After a rank was lost, says what this thread has waited for, and leaves the rest to the transport, which ends the job. Does nothing else: that a wait
+    /// ended without what it was for may also be because another thread was faster.
+    pub(super) fn end_wait_if_lost(&self, what: impl FnOnce() -> String, since: Instant) {
+        let Some(loss) = self.loss.get() else { return };
+        let told = format!("was waiting for {}, for {:.1} s", what(), since.elapsed().as_secs_f64());
+        log::error!("rank {}: {told}", self.rank());
+        if loss.died && loss.hops <= NEAR {
+            say(self.rank(), &told);
         }
         loop {
             std::thread::park();

@@ -130,9 +130,8 @@ impl Runtime {
             let ask = asked.max(heard) + self.pace.ask_after;
             let woken = || open() || self.is_lost();
             if self.wait_until(&woken, Permission::Nothing, Some(end.map_or(ask, |e| e.min(ask))))? {
-                if !open() {
-                    self.tell_wait(&format!("room for `{operation}` in the window to rank {to}"), start);
-                }
+                // If another thread has taken the room meanwhile, the caller comes back.
+                self.end_wait_if_lost(|| format!("room for `{operation}` in the window to rank {to}"), start);
                 return Ok(());
             }
             let now = Instant::now();
@@ -217,8 +216,8 @@ impl Runtime {
             let ask = asked.unwrap_or(start).max(heard(asked)) + self.pace.ask_after;
             let until = end(asked).map_or(ask, |e| e.min(ask));
             if self.wait_until(&|| slot.is_done() || stop() || self.is_lost(), Permission::Nothing, Some(until))? {
-                if !slot.is_done() && !stop() {
-                    self.tell_wait(&format!("`{}` on rank {}", what.operation, what.to), start);
+                if !slot.is_done() {
+                    self.end_wait_if_lost(|| format!("`{}` on rank {}", what.operation, what.to), start);
                 }
                 return Ok(());
             }

@@ -89,6 +89,20 @@ fn creations_overtaken() -> Outcome {
     ok(world.finish())
 }
 
+/// A thread that waits for room may find that another was faster, and waits on.
+fn threads_in_a_narrow_window() -> Outcome {
+    let world = World::init()?;
+    world.lead(|world| {
+        let far = world.owner(1);
+        std::thread::scope(|scope| {
+            let calls = |_| scope.spawn(move || (0..500).try_for_each(|_| world.call(far, answer, ()).map(|rank| assert_eq!(rank, far))));
+            let threads: Vec<_> = (0..4).map(calls).collect();
+            threads.into_iter().try_for_each(|thread| thread.join().unwrap())
+        })
+    })?;
+    ok(world.finish())
+}
+
 fn gradients_without_recording() -> Outcome {
     let world = World::init()?;
     world.lead(|world| {
@@ -200,6 +214,11 @@ pub const CASES: &[Case] = &[
     Case {
         ranks: &[3, 4],
         ..Case::new("stress::a_large_creation_is_not_overtaken", creations_overtaken)
+    },
+    Case {
+        ranks: &[1, 2],
+        env: &[("RANKGRAD_WINDOW_REQUESTS", "1")],
+        ..Case::new("stress::threads_in_a_narrow_window", threads_in_a_narrow_window)
     },
     Case {
         ranks: &[1, 2],

@@ -2,7 +2,8 @@
 //!
 //! A rank's mailbox is a ring of letters that any rank of its node puts messages into, and it alone takes them out. A letter's `turn` says what it is:
 //! in lap `n` of the ring it is free at `2n` and full at `2n + 1`, so memory of zeros is an empty mailbox. (The bounded queue of D. Vyukov, 1024cores.net,
-//! with one reader.) A full mailbox refuses, and the message goes by MPI.
+//! with one reader.) A message that is longer than a letter goes on in the next ones; its first is marked full last, so that all are there when that is.
+//! A full mailbox refuses, and the message goes by MPI.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{
@@ -10,19 +11,30 @@ use std::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release, SeqCst},
 };
 
-/// Longest message in bytes.
-pub(super) const LONGEST: usize = 496;
+use crate::spare;
+
+/// Bytes of a letter.
+const LETTER: usize = 496;
 
 /// Letters in a mailbox.
 const LETTERS: u64 = 64;
+
+/// Longest message in bytes: half a mailbox, so that a second one finds room while the first is read.
+pub(super) const LONGEST: usize = LETTER * (LETTERS as usize) / 2;
+
+/// How many letters a message takes.
+fn letters(size: usize) -> u64 {
+    size.div_ceil(LETTER).max(1) as u64
+}
 
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Letter {
     turn: AtomicU64,
     from: AtomicU32,
+    /// Of the whole message, in its first letter.
     size: AtomicU32,
-    bytes: UnsafeCell<[u8; LONGEST]>,
+    bytes: UnsafeCell<[u8; LETTER]>,
 }
 
 /// One rank's mailbox. All zeros is a valid start.
@@ -34,8 +46,8 @@ pub(super) struct Mailbox {
     letters: [Letter; LETTERS as usize],
 }
 
-// SAFETY: a letter's bytes are written only by who has moved `begun` past it while it was free, and read only by the one reader while it is full;
-// `turn` orders the two.
+// SAFETY: a letter's bytes are written only by who has moved `begun` past it while it was free, and read only by the one reader while the message's first
+// letter is full; that one's `turn` orders the two.
 unsafe impl Sync for Mailbox {}
 
 impl Default for Mailbox {
@@ -44,7 +56,7 @@ impl Default for Mailbox {
             turn: AtomicU64::new(0),
             from: AtomicU32::new(0),
             size: AtomicU32::new(0),
-            bytes: UnsafeCell::new([0; LONGEST]),
+            bytes: UnsafeCell::new([0; LETTER]),
         };
         Mailbox {
             begun: AtomicU64::new(0),
@@ -53,31 +65,58 @@ impl Default for Mailbox {
     }
 }
 
+impl Letter {
+    /// Only who has moved `begun` past it while it was free may, until the message's first letter is full.
+    fn write(&self, part: &[u8]) {
+        let size = part.len().min(LETTER);
+        // SAFETY: by the rule above nobody else looks at the bytes, and there are as many.
+        unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), self.bytes.get().cast::<u8>(), size) };
+    }
+
+    /// Only the reader may, while the message's first letter is full.
+    fn read(&self) -> &[u8; LETTER] {
+        // SAFETY: by the rule above nobody writes to it.
+        unsafe { &*self.bytes.get() }
+    }
+}
+
 impl Mailbox {
     /// Puts a message in, if there is room; its place.
     pub(super) fn put(&self, from: u32, message: &[u8]) -> Option<u64> {
+        if message.len() > LONGEST {
+            return None;
+        }
+        let count = letters(message.len());
         let mut place = self.begun.load(Relaxed);
-        let (letter, lap) = loop {
-            let (letter, lap) = self.letter(place);
-            let turn = letter.turn.load(Acquire);
-            if turn < 2 * lap || message.len() > LONGEST {
+        loop {
+            // Letters become free in their order.
+            let (last, lap) = self.letter(place + count - 1);
+            let turn = last.turn.load(Acquire);
+            if turn < 2 * lap {
                 return None; // not read yet
             }
             if turn > 2 * lap {
                 place = self.begun.load(Relaxed); // another sender was faster
                 continue;
             }
-            match self.begun.compare_exchange_weak(place, place + 1, Relaxed, Relaxed) {
-                Ok(_) => break (letter, lap),
+            match self.begun.compare_exchange_weak(place, place + count, Relaxed, Relaxed) {
+                Ok(_) => break,
                 Err(now) => place = now,
             }
-        };
-        // SAFETY: the letter is free, and ours since `begun` moved past it; the reader looks at it after the store below. The message isn't longer than it.
-        unsafe { std::ptr::copy_nonoverlapping(message.as_ptr(), letter.bytes.get().cast::<u8>(), message.len()) };
-        letter.from.store(from, Relaxed);
-        letter.size.store(message.len() as u32, Relaxed);
+        }
+        let (first, lap) = self.letter(place);
+        let mut parts = message.chunks(LETTER).zip(place..);
+        let beginning = parts.next();
+        for (part, at) in parts {
+            let (letter, lap) = self.letter(at);
+            letter.write(part);
+            letter.turn.store(2 * lap + 1, Relaxed);
+        }
+        first.write(beginning.map_or(&[], |(part, _)| part));
+        first.from.store(from, Relaxed);
+        first.size.store(message.len() as u32, Relaxed);
         // In the one order of all that a sleeper's look at it and the sender's look for sleepers take part in.
-        letter.turn.store(2 * lap + 1, SeqCst);
+        first.turn.store(2 * lap + 1, SeqCst);
         Some(place)
     }
 
@@ -87,18 +126,30 @@ impl Mailbox {
         letter.turn.load(SeqCst) == 2 * lap + 1
     }
 
-    /// Hands the message at the place `read` to `f`, if it is there. Only the mailbox's owner may call it, one thread at a time, and counts on then.
-    pub(super) fn take<R>(&self, read: u64, f: impl FnOnce(u32, &[u8]) -> R) -> Option<R> {
-        let (letter, lap) = self.letter(read);
-        if letter.turn.load(Acquire) != 2 * lap + 1 {
+    /// Hands the message at the place `read` to `f`, if it is there; also gives the place of the next. Only the mailbox's owner may call it, one thread at a
+    /// time, and goes on there then.
+    pub(super) fn take<R>(&self, read: u64, f: impl FnOnce(u32, &[u8]) -> R) -> Option<(R, u64)> {
+        let (first, lap) = self.letter(read);
+        if first.turn.load(Acquire) != 2 * lap + 1 {
             return None;
         }
-        let (from, size) = (letter.from.load(Relaxed), letter.size.load(Relaxed) as usize);
-        // SAFETY: the letter is full, so nobody writes to it until the store below.
-        let bytes = unsafe { &*letter.bytes.get() };
-        let result = f(from, &bytes[..size.min(LONGEST)]);
-        letter.turn.store(2 * (lap + 1), Release);
-        Some(result)
+        let (from, size) = (first.from.load(Relaxed), first.size.load(Relaxed) as usize);
+        let size = size.min(LONGEST);
+        let next = read + letters(size);
+        let result = if size <= LETTER {
+            f(from, &first.read()[..size])
+        } else {
+            let mut message = spare::take();
+            (read..next).for_each(|at| message.extend_from_slice(self.letter(at).0.read()));
+            let result = f(from, &message[..size]);
+            spare::keep(message);
+            result
+        };
+        for at in read..next {
+            let (letter, lap) = self.letter(at);
+            letter.turn.store(2 * (lap + 1), Release);
+        }
+        Some((result, next))
     }
 
     fn letter(&self, place: u64) -> (&Letter, u64) {
@@ -123,13 +174,32 @@ mod tests {
             assert!(mailbox.put(0, b"no room").is_none());
             for i in 0..LETTERS as u8 {
                 let seen = mailbox.take(read, |from, bytes| (from, bytes.to_vec()));
-                assert_eq!(seen, Some((u32::from(lap), vec![i; usize::from(i)])));
+                assert_eq!(seen, Some(((u32::from(lap), vec![i; usize::from(i)]), read + 1)));
                 read += 1;
             }
         }
         assert!(mailbox.put(0, &[0; LONGEST + 1]).is_none() && !mailbox.holds(read));
-        assert!(mailbox.put(0, &[7; LONGEST]).is_some());
-        assert_eq!(mailbox.take(read, |_, bytes| bytes.to_vec()), Some(vec![7; LONGEST]));
+    }
+
+    #[test]
+    fn long_messages_take_several_letters() {
+        let mailbox = Box::<Mailbox>::default();
+        let message = |size: usize| (0..size).map(|at| (at % 251) as u8).collect::<Vec<_>>();
+        let sizes = [LETTER, LETTER + 1, 3 * LETTER, 0, LONGEST - 1, 5_000];
+        let (mut read, mut end) = (0, 0);
+        for round in 0..40 {
+            let size = sizes[round % sizes.len()];
+            assert_eq!(mailbox.put(7, &message(size)), Some(end), "round {round}");
+            end += letters(size);
+            let (seen, next) = mailbox.take(read, |from, bytes| (from, bytes.to_vec())).unwrap();
+            assert!(seen == (7, message(size)) && next == end, "round {round}");
+            read = next;
+        }
+        // Two of the longest fill it; half of it read makes room for one more.
+        let longest = message(LONGEST);
+        assert!(mailbox.put(1, &longest).is_some() && mailbox.put(1, &longest).is_some() && mailbox.put(1, &[1]).is_none());
+        let (seen, _) = mailbox.take(read, |_, bytes| bytes.to_vec()).unwrap();
+        assert!(seen == longest && mailbox.put(1, &longest).is_some() && mailbox.put(1, &[]).is_none());
     }
 
     #[test]
@@ -141,7 +211,9 @@ mod tests {
                 let mailbox = &mailbox;
                 scope.spawn(move || {
                     for number in 0..EACH {
-                        while mailbox.put(from, &number.to_le_bytes()).is_none() {
+                        // Of one letter, two, and more.
+                        let message = number.to_le_bytes().repeat(1 + (number as usize * 97) % 700);
+                        while mailbox.put(from, &message).is_none() {
                             std::thread::yield_now();
                         }
                     }
@@ -149,13 +221,16 @@ mod tests {
             }
             let mut next = [0u32; 3];
             let mut read = 0;
-            while read < 3 * u64::from(EACH) {
+            while next != [EACH; 3] {
                 let taken = mailbox.take(read, |from, bytes| {
-                    assert_eq!(bytes, next[from as usize].to_le_bytes());
+                    let number = next[from as usize];
+                    assert!(
+                        bytes.len() == 4 * (1 + (number as usize * 97) % 700) && bytes.chunks(4).all(|part| part == number.to_le_bytes())
+                    );
                     next[from as usize] += 1;
                 });
                 match taken {
-                    Some(()) => read += 1,
+                    Some(((), after)) => read = after,
                     None => std::thread::yield_now(),
                 }
             }

@@ -25,6 +25,12 @@ impl Numbers {
         message[..NUMBER].copy_from_slice(&next.to_le_bytes());
         *next = next.wrapping_add(1);
     }
+
+    /// The last message to a rank wasn't sent: the next one gets its number.
+    pub(super) fn take_back(&mut self, to: u32) {
+        let next = &mut self.0[to as usize];
+        *next = next.wrapping_sub(1);
+    }
 }
 
 /// Brings messages from each rank into their order.

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::comm::{Comm, Request};
+use super::mailbox;
 use super::message::{self, Message, contiguous_bytes};
 use super::order::{NUMBER, Numbers};
 use super::page::Bells;
@@ -15,6 +16,9 @@ use crate::{Result, spare};
 /// Buffers of small messages kept for the next ones.
 const SPARE_BUFFERS: usize = 64;
 
+/// Between ranks of a node frames of so many times the eager limit are sent at once.
+const MAILED: usize = 4;
+
 /// All sends of this rank that aren't done.
 #[derive(Debug)]
 pub(super) struct Outgoing {
@@ -25,6 +29,8 @@ pub(super) struct Outgoing {
     /// Small messages under way, oldest first. A small send is mostly done at once, and they end mostly in order, so only the head is tested.
     small: VecDeque<(Request, Vec<u8>)>,
     spare: Vec<Vec<u8>>,
+    /// For whole frames over the eager limit.
+    mail: Vec<u8>,
     /// Announced, not answered.
     announced: HashMap<u64, Large>,
     /// Cleared, under way.
@@ -60,6 +66,7 @@ impl Outgoing {
             chunk_limit,
             small: VecDeque::new(),
             spare: Vec::new(),
+            mail: Vec::new(),
             announced: HashMap::new(),
             flowing: Vec::new(),
             next_transfer: 0,
@@ -74,6 +81,11 @@ impl Outgoing {
             spare::keep(frame.header);
             return self.post(comm, bells, to, slot, size);
         }
+        if self.mail(bells, to, &frame) {
+            self.keep(slot);
+            spare::keep(frame.header);
+            return Ok(());
+        }
         let transfer = self.next_transfer;
         let (size, lead) = message::encode_announcement(transfer, &frame, &mut slot[NUMBER..])?;
         self.post(comm, bells, to, slot, size)?;
@@ -87,6 +99,24 @@ impl Outgoing {
             },
         );
         Ok(())
+    }
+
+    /// Puts a frame over the eager limit into the mailbox of a rank of this node, if that has room: two copies of so little take less time than to ask first.
+    fn mail(&mut self, bells: &Bells, to: u32, frame: &Frame) -> bool {
+        let limit = (MAILED * self.eager_limit).min(mailbox::LONGEST - NUMBER);
+        if !bells.is_here(to) || frame.header.len() as u64 + frame.segment_bytes() > limit as u64 {
+            return false;
+        }
+        self.mail.resize(NUMBER + limit, 0);
+        let Some(size) = message::encode_frame(frame, &mut self.mail[NUMBER..]) else {
+            return false;
+        };
+        self.numbers.stamp(to, &mut self.mail);
+        let is_there = bells.mail(self.me, to, &self.mail[..NUMBER + size]);
+        if !is_there {
+            self.numbers.take_back(to);
+        }
+        is_there
     }
 
     /// Starts to send a message that nothing follows.

@@ -68,6 +68,11 @@ impl Bells {
         if place == ELSEWHERE { None } else { self.at(place as usize) }
     }
 
+    /// Whether a rank is another one of this node.
+    pub(super) fn is_here(&self, rank: u32) -> bool {
+        self.first.is_some() && self.slots[rank as usize] != ELSEWHERE
+    }
+
     /// Whether MPI has nothing on the way to this rank, as far as that can be known.
     pub(super) fn has_nothing_posted(&self) -> bool {
         self.all_count && self.at(self.own).is_none_or(|own| !own.bell.has_more())
@@ -105,8 +110,8 @@ impl Bells {
     /// Hands the oldest message of this rank's mailbox to `f`, if there is one. Only the holder of the engine may.
     pub(super) fn read<R>(&self, f: impl FnOnce(u32, &[u8]) -> R) -> Option<R> {
         let place = self.read.load(Relaxed);
-        let result = self.at(self.own)?.mailbox.take(place, f)?;
-        self.read.store(place + 1, SeqCst);
+        let (result, next) = self.at(self.own)?.mailbox.take(place, f)?;
+        self.read.store(next, SeqCst);
         Some(result)
     }
 
