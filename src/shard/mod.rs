@@ -28,8 +28,9 @@ use crate::tensor::{DType, Tensor};
 /// would see each part as an array. A [`Checkpoint`](crate::Checkpoint) re-deals the rows, when they are split otherwise than they were.
 ///
 /// ```
+/// use rankgrad::optim::SparseAdam;
 /// use rankgrad::prelude::*;
-/// use rankgrad::{Owners, Sharded};
+/// use rankgrad::shard::{Owners, Sharded};
 ///
 /// remote! {
 ///     /// The share that some rows of a weight have in a product.
@@ -46,8 +47,8 @@ use crate::tensor::{DType, Tensor};
 ///         // A weight, split as its owners like it.
 ///         let weight = Tensor::from_vec(vec![1.0, 2.0], [2, 1])?;
 ///         let weight = Sharded::split(world, &weight, Owners::new([2, 0]).lengths([1, 1]))?;
-///         let named = words.named("words").chain(weight.named("weight"));
-///         let optimizer = DistributedOptimizer::new(world, Adam::new(0.1), named)?;
+///         let mut optimizer = DistributedOptimizer::new(world, SparseAdam::new(0.1), words.named("words"))?;
+///         optimizer.add_group(Adam::new(0.1), weight.named("weight"))?;
 ///
 ///         let ctx = world.context()?;
 ///         let x = words.embedding(&ctx, &Tensor::from_vec(vec![9, 0, 9], [3])?)?;
