@@ -16,7 +16,7 @@ use crate::tensor::{DType, Tensor};
 
 /// A tensor that is split along its first axis: each part is a tensor of some rows on its owner. Floats are parameters, other dtypes constants.
 ///
-/// It holds references alone, so cloning is free, and it can be an argument or a result of a call, to any rank. Parts may have no rows; owners may have
+/// It holds references alone, so cloning is cheap, and it can be an argument or a result of a call, to any rank. Parts may have no rows; owners may have
 /// several parts.
 ///
 /// Where `at` is a [`Context`](crate::Context), or the [`Scope`](crate::Scope) of a recorded call, what is read is recorded, and gradients go back to the parts. Then
