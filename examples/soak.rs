@@ -1,9 +1,10 @@
 //! Trains a small network over ranks, saves it every so many steps, and goes on from the last checkpoint when it is started again. However often it is
-//! killed, and on however many ranks it is started, its history has the same bits; `scripts/soak` shows it.
+//! killed or asked to stop, and on however many ranks it is started, its history has the same bits; `scripts/soak` shows it.
 //!
 //! `mpirun -n 4 target/release/examples/soak --dir DIR --steps N --every K [--seconds S] [--out history.json]`
 //!
-//! It ends at step N, or after S seconds at the next step that is saved.
+//! It ends at step N, or after S seconds at the next step that is saved. At SIGUSR1 or SIGTERM it saves, and leaves with the code that asks to be put back
+//! into the queue.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -15,6 +16,7 @@ use rankgrad::checkpoint::{Checkpoint, Restore, Save};
 use rankgrad::optim::schedule::{CosineAnnealingWarmRestarts, Scheduler};
 use rankgrad::prelude::*;
 use rankgrad::tensor::init;
+use rankgrad::{REQUEUE, Signal};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -171,6 +173,10 @@ fn train(world: &World, options: &Options) -> Result<()> {
     let mut step = training.resume(world, &options.dir)?;
     eprintln!("soak: {} ranks from step {step}", world.size());
     while step < options.steps {
+        if world.stop_at(step)? {
+            eprintln!("soak: stopped before step {}", step + 1);
+            return training.save(&options.dir, step);
+        }
         step += 1;
         let (loss, is_saved) = (training.step(world)?, step % options.every == 0);
         training.history.add(step, loss, is_saved);
@@ -192,13 +198,21 @@ fn main() -> ExitCode {
         eprintln!("{USAGE}");
         return ExitCode::from(2);
     };
-    let world = World::builder().env_logger().start();
-    let result = world.and_then(|world| world.run(|world| world.lead(|world| train(world, &options))));
-    match result {
-        Ok(_) => ExitCode::SUCCESS,
+    match work(&options) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(REQUEUE),
         Err(error) => {
             eprintln!("soak: {error}");
             ExitCode::FAILURE
         }
     }
+}
+
+/// What each rank does; whether all is done.
+fn work(options: &Options) -> Result<bool> {
+    let world = World::builder().env_logger().on_signal(&[Signal::Usr1, Signal::Term]).start()?;
+    world.run(|world| {
+        world.lead(|world| train(world, options))?;
+        Ok(!world.stopped()?)
+    })
 }

@@ -5,7 +5,7 @@
 //! [`DistributedOptimizer`] updates each parameter on the rank that owns it. See [`World`] for a whole program.
 //!
 //! Rooms, from the ground up: [`tensor`], [`autograd`], [`optim`] know nothing of ranks; `wire`, `protocol` and [`transport`] make messages of them;
-//! `runtime`, [`rpc`] and [`dist`] make them work for a program; [`checkpoint`] saves it. `docs/design.md` in the repository says why.
+//! `runtime`, [`rpc`] and [`dist`] make them work for a program; [`shard`] splits arrays, and [`checkpoint`] saves it all. `docs/design.md` in the repository says why.
 
 #![warn(unreachable_pub)]
 
@@ -25,6 +25,7 @@ mod queue;
 pub mod rpc;
 mod rref;
 mod runtime;
+pub mod shard;
 #[cfg(any(test, feature = "sim"))]
 #[doc(hidden)]
 pub mod sim;
@@ -43,6 +44,7 @@ pub use protocol::{ContextId, OptimizerId, RefId, ValueId};
 pub use rankgrad_cuda as cuda;
 pub use rpc::{Calls, Future, Scope};
 pub use rref::{Fetch, RRef};
+pub use shard::Sharded;
 pub use tensor::Tensor;
 pub use world::{Builder, REQUEUE, Signal, World, local};
 

@@ -3,9 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use rankgrad::Sharded;
 use rankgrad::checkpoint::{Checkpoint, Save, write_state_dict};
 use rankgrad::optim::AdamW;
 use rankgrad::prelude::*;
+use rankgrad::shard::Owners;
 
 fn python() -> PathBuf {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/python/bin/python");
@@ -21,6 +23,9 @@ fn train(world: &World, dir: &Path) -> Result<()> {
     let scale = world.put(1, of(&[1.5], &[])?)?;
     let mut optimizer = DistributedOptimizer::new(world, AdamW::new(0.05), [("0.weight", &weight), ("0.bias", &bias)])?;
     optimizer.add_group(Sgd::new(0.1).momentum(0.9), [("scale", &scale)])?;
+    // In three parts, one of them without rows.
+    let table = Tensor::from_vec((0..10).map(f64::from).collect(), [5, 2])?;
+    let table = Sharded::split(world, &table, Owners::new([1, 0, 1]).lengths([2, 0, 3]))?;
     for step in 1..=4 {
         let context = world.context()?;
         let mut loss = Tensor::scalar(0.0);
@@ -34,7 +39,10 @@ fn train(world: &World, dir: &Path) -> Result<()> {
         }
         if step >= 3 {
             let ids = world.put_constant(0, Tensor::from_vec(vec![7i64, 8], [2])?)?;
-            let save = Save::from(&optimizer).parameters([("ids", &ids)]).value("epoch", &step)?;
+            let save = Save::from(&optimizer)
+                .parameters([("ids", &ids)])
+                .parameters(table.named("table"))
+                .value("epoch", &step)?;
             Checkpoint::save(dir, step, save)?;
         }
     }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::file::{NewFile, Sum, checksum, format, io_error, wrong};
+use super::rows::{self, PartOf};
 use crate::Result;
 use crate::error::CheckpointFault;
 use crate::tensor::DType;
@@ -28,6 +29,9 @@ pub(super) struct Manifest {
     pub ranks: u32,
     pub shards: Vec<Shard>,
     pub parameters: BTreeMap<String, Parameter>,
+    /// Which of them are parts of one array.
+    #[serde(default)]
+    pub arrays: BTreeMap<String, Vec<PartOf>>,
     pub optimizers: BTreeMap<String, Optimizer>,
     /// What the program added.
     pub values: BTreeMap<String, Value>,
@@ -138,6 +142,9 @@ impl Manifest {
         let shards = shards.chain(manifest.optimizers.values().flat_map(|o| o.state.values()).map(|s| s.shard));
         if let Some(shard) = shards.max().filter(|&shard| shard >= manifest.shards.len()) {
             return Err(format(&path, format_args!("shard {shard} of {}", manifest.shards.len())));
+        }
+        if !rows::is_sound(&manifest) {
+            return Err(format(&path, "an array has parts that aren't its parameters"));
         }
         if let Some(shard) = manifest.shards.iter().find(|s| s.file.contains(['/', '\\'])) {
             return Err(format(&path, format_args!("shard `{}` is in another folder", shard.file)));

@@ -10,6 +10,7 @@ mod load;
 mod manifest;
 mod names;
 mod restore;
+mod rows;
 mod safetensors;
 mod save;
 mod shard;

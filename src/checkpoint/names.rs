@@ -54,10 +54,6 @@ impl Names {
         list.iter().map(slot).collect()
     }
 
-    pub(super) fn get(&self, name: &str) -> Option<&RRef<Tensor>> {
-        self.parameters.get(name)
-    }
-
     pub(super) fn iter(&self) -> impl ExactSizeIterator<Item = (&String, &RRef<Tensor>)> {
         self.parameters.iter()
     }

@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use super::file::wrong;
-use super::manifest::{self, Manifest, NAME, Parameter, State};
+use super::manifest::{self, Manifest, NAME, Parameter};
 use super::names::Names;
+use super::rows::{self, Source};
 use super::save::ALONE;
 use super::shard::{Put, apply_restore, drop_restore, stage_restore};
 use crate::dist::{Asking, OwnerPart, Saveable, ask, collect, gather};
@@ -72,8 +73,8 @@ impl<'a> Restore<'a> {
 /// What one owner is to put in place: parameters, and parts of optimizers.
 #[derive(Default)]
 struct Request {
-    parameters: Vec<(String, RRef<Tensor>, Parameter)>,
-    optimizers: Vec<(String, OwnerPart, BTreeMap<String, State>)>,
+    parameters: Vec<(String, RRef<Tensor>, Vec<Source<Parameter>>)>,
+    optimizers: Vec<(String, OwnerPart, rows::States)>,
 }
 
 /// A manifest, its path, and what is to be restored from it.
@@ -168,17 +169,23 @@ impl Plan<'_> {
             self.manifest.optimizers.keys().map(String::as_str).collect(),
             optimizers,
         )?;
-        let here = self.names.iter().map(|(name, _)| name.as_str()).collect();
-        compare("parameters", self.manifest.parameters.keys().map(String::as_str).collect(), here)
+        // Rows may be dealt otherwise.
+        let here = self.names.iter().map(|(name, _)| self.manifest.array_of(name)).collect();
+        let there = self.manifest.parameters.keys().map(|name| self.manifest.array_of(name)).collect();
+        compare("parameters", there, here)?;
+        match restore.partly {
+            true => Ok(()),
+            false => self.manifest.check_rows(self.names.iter().map(|(name, _)| name.as_str())),
+        }
+        .map_err(|what| self.differs(what))
     }
 
     fn requests(&self, restore: &Restore<'_>) -> Result<BTreeMap<u32, Request>> {
         let mut requests: BTreeMap<u32, Request> = BTreeMap::new();
-        for (name, facts) in &self.manifest.parameters {
-            if let Some(rref) = self.names.get(name) {
-                let request = requests.entry(rref.owner()).or_default();
-                request.parameters.push((name.clone(), rref.clone(), facts.clone()));
-            }
+        for (name, rref) in self.names.iter() {
+            let sources = self.manifest.parameter_sources(name).map_err(|what| self.differs(what))?;
+            let request = requests.entry(rref.owner()).or_default();
+            request.parameters.push((name.clone(), rref.clone(), sources));
         }
         for ((name, optimizer), slots) in restore.optimizers.iter().zip(&self.slots) {
             let manifest::Optimizer { kind, header, state } = &self.manifest.optimizers[name.as_str()];
@@ -194,11 +201,13 @@ impl Plan<'_> {
                 _ => e,
             })?;
             for (owner, part) in parts {
-                let states = part
-                    .slots()
-                    .iter()
-                    .filter_map(|slot| Some((slot.clone(), state.get(slot)?.clone())));
-                let states = states.collect();
+                let mut states = BTreeMap::new();
+                for slot in part.slots() {
+                    let sources = self.manifest.state_sources(state, slot).map_err(|what| self.differs(what))?;
+                    if !sources.is_empty() {
+                        states.insert(slot.clone(), sources);
+                    }
+                }
                 requests.entry(owner).or_default().optimizers.push((name.clone(), part, states));
             }
         }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -151,18 +152,55 @@ impl Reader {
         &self.metadata
     }
 
+    /// Shape of an array.
+    ///
+    /// # Errors
+    /// If it isn't there.
+    pub(super) fn shape(&self, name: &str) -> Result<&[usize]> {
+        Ok(&self.info(name)?.shape)
+    }
+
     /// One array.
     ///
     /// # Errors
     /// [`ErrorKind::Checkpoint`](crate::ErrorKind::Checkpoint) for the file, if it isn't there, or of a dtype that there is no tensor of.
     pub(super) fn read(&mut self, name: &str) -> Result<Data> {
-        let info = self.header.get(name).cloned();
-        let info = info.ok_or_else(|| format(&self.path, format_args!("no array `{name}`")))?;
+        let info = self.info(name)?.clone();
+        self.array(name, &info)
+    }
+
+    /// Some rows of an array. Only these are read.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read); if it hasn't these rows.
+    pub(super) fn read_rows(&mut self, name: &str, rows: Range<usize>) -> Result<Data> {
+        let mut info = self.info(name)?.clone();
+        let (begin, end) = info.data_offsets;
+        match info.shape.first_mut() {
+            Some(length) if rows.start <= rows.end && rows.end <= *length => {
+                let row = (end - begin) / (*length).max(1) as u64;
+                info.data_offsets = (begin + row * rows.start as u64, begin + row * rows.end as u64);
+                *length = rows.len();
+            }
+            _ => {
+                let what = format_args!("array `{name}` of {:?} hasn't the rows {rows:?}", info.shape);
+                return Err(format(&self.path, what));
+            }
+        }
+        self.array(name, &info)
+    }
+
+    fn info(&self, name: &str) -> Result<&Info> {
+        let info = self.header.get(name);
+        info.ok_or_else(|| format(&self.path, format_args!("no array `{name}`")))
+    }
+
+    fn array(&mut self, name: &str, info: &Info) -> Result<Data> {
         match info.dtype.as_str() {
-            "F32" => self.elements::<f32>(name, &info),
-            "F64" => self.elements::<f64>(name, &info),
-            "I64" => self.elements::<i64>(name, &info),
-            "BOOL" => self.booleans(name, &info),
+            "F32" => self.elements::<f32>(name, info),
+            "F64" => self.elements::<f64>(name, info),
+            "I64" => self.elements::<i64>(name, info),
+            "BOOL" => self.booleans(name, info),
             other => Err(format(
                 &self.path,
                 format_args!("array `{name}` is of dtype {other}; F32, F64, I64 and BOOL are known"),

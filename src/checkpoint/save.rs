@@ -12,6 +12,7 @@ use super::file::{self, format, make_folder, remove_file};
 use super::folder;
 use super::manifest::{self, FORMAT, Manifest};
 use super::names::Names;
+use super::rows;
 use super::shard::{Take, Written, shard_written, take_snapshot};
 use super::table::Table;
 use crate::dist::{Answers, Asked, Asking, OwnerPart, Saveable, ask, collect, gather};
@@ -277,6 +278,7 @@ impl Begun {
             ranks: caller.runtime.size(),
             shards: vec![],
             parameters: BTreeMap::new(),
+            arrays: BTreeMap::new(),
             optimizers: BTreeMap::new(),
             values: save.values,
         };
@@ -373,6 +375,7 @@ impl Begun {
                 facts.state.insert(slot, state);
             }
         }
+        self.manifest.arrays = rows::arrays(&self.manifest.parameters);
         Ok(())
     }
 

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::file::{self, Sum, wrong};
 use super::manifest::{Parameter, State, parameter_name, state_name};
+use super::rows::{self, Cut, Source};
 use super::safetensors::{self, Entry, Reader};
 use super::table::Table;
 use crate::dist::{OwnerPart, Staged, States, parameter_here};
@@ -49,9 +50,9 @@ pub(super) struct Put {
     pub number: u64,
     /// The files, by their places in the manifest.
     pub files: Vec<PathBuf>,
-    pub parameters: Vec<(String, RRef<Tensor>, Parameter)>,
+    pub parameters: Vec<(String, RRef<Tensor>, Vec<Source<Parameter>>)>,
     /// Name, part, and the states that there are.
-    pub optimizers: Vec<(String, OwnerPart, BTreeMap<String, State>)>,
+    pub optimizers: Vec<(String, OwnerPart, rows::States)>,
 }
 
 /// Everything of an owner at one moment: arrays are shared with the parameters and states until those change.
@@ -128,26 +129,68 @@ impl Shards {
         Shards { files, open }
     }
 
-    fn read(&mut self, shard: usize, name: &str) -> Result<Data> {
+    fn reader(&mut self, shard: usize) -> Result<&mut Reader> {
         let Some(path) = self.files.get(shard) else {
             let (operation, id) = ("restore".into(), format!("shard {shard}"));
             return Err(ErrorKind::NoSuchValue { operation, owner: 0, id }.into());
         };
-        let reader = match self.open.entry(shard) {
+        Ok(match self.open.entry(shard) {
             std::collections::hash_map::Entry::Occupied(open) => open.into_mut(),
             std::collections::hash_map::Entry::Vacant(place) => place.insert(Reader::open(path)?),
-        };
-        reader.read(name)
+        })
     }
 
-    fn state(&mut self, optimizer: &str, slot: &str, state: &State) -> Result<ParameterState> {
-        let mut read = |name: &String| Ok((name.clone(), self.read(state.shard, &state_name(optimizer, slot, name))?));
-        let arrays = state.arrays.iter().map(&mut read).collect::<Result<_>>()?;
-        let scalar = |name: &String| {
-            let (name, data) = read(name)?;
-            Ok((name, Tensor::from_data(data).item()?))
+    fn read(&mut self, shard: usize, name: &str) -> Result<Data> {
+        self.reader(shard)?.read(name)
+    }
+
+    fn differs(&self, shard: usize, what: String) -> crate::Error {
+        let path = self.files.get(shard).cloned().unwrap_or_default();
+        wrong(&path, CheckpointFault::Mismatch { what })
+    }
+
+    /// A parameter from its sources.
+    fn parameter(&mut self, name: &str, sources: Vec<Source<Parameter>>) -> Result<(Data, Parameter)> {
+        let read = |Source { name, facts, cut }: &Source<Parameter>| match cut {
+            Some(Cut { rows, .. }) => self.reader(facts.shard)?.read_rows(&parameter_name(name), rows.clone()),
+            None => self.read(facts.shard, &parameter_name(name)),
         };
-        let scalars = state.scalars.iter().map(scalar).collect::<Result<_>>()?;
+        let data: Vec<Data> = sources.iter().map(read).collect::<Result<_>>()?;
+        let shard = sources.first().map_or(0, |source| source.facts.shard);
+        let joined = rows::joined(data).map_err(|e| self.differs(shard, format!("the rows of `{name}`: {e}")))?;
+        Ok((joined, rows::same_facts(sources).map_err(|what| self.differs(shard, what))?))
+    }
+
+    /// A state from its sources.
+    fn merged_state(&mut self, optimizer: &str, sources: &[Source<State>]) -> Result<ParameterState> {
+        let shard = sources.first().map_or(0, |source| source.facts.shard);
+        let states: Vec<_> = sources
+            .iter()
+            .map(|source| Ok((source.name.clone(), self.state(optimizer, source)?)))
+            .collect::<Result<_>>()?;
+        rows::merged(states).map_err(|what| self.differs(shard, what))
+    }
+
+    fn state(&mut self, optimizer: &str, source: &Source<State>) -> Result<ParameterState> {
+        let Source { name: slot, facts, cut } = source;
+        let array = |name: &String| {
+            let reader = self.reader(facts.shard)?;
+            let full = state_name(optimizer, slot, name);
+            let Some(Cut { rows, shape }) = cut else {
+                return Ok((name.clone(), reader.read(&full)?));
+            };
+            if reader.shape(&full)? != shape {
+                let what = format!("`{full}` isn't of its parameter's shape {shape:?}, so it can't be cut; split the array as it was");
+                return Err(self.differs(facts.shard, what));
+            }
+            Ok((name.clone(), reader.read_rows(&full, rows.clone())?))
+        };
+        let arrays = facts.arrays.iter().map(array).collect::<Result<_>>()?;
+        let scalar = |name: &String| {
+            let data = self.read(facts.shard, &state_name(optimizer, slot, name))?;
+            Ok((name.clone(), Tensor::from_data(data).item()?))
+        };
+        let scalars = facts.scalars.iter().map(scalar).collect::<Result<_>>()?;
         Ok(ParameterState::from_parts(scalars, arrays))
     }
 }
@@ -216,14 +259,14 @@ crate::remote! {
         let runtime = &scope.caller().runtime;
         let staged = runtime.pool.blocking(|| {
             let (mut staged, mut shards) = (Vec::new(), Shards::new(files.clone()));
-            for (name, rref, facts) in parameters {
-                let data = shards.read(facts.shard, &parameter_name(&name))?;
+            for (name, rref, sources) in parameters {
+                let (data, facts) = shards.parameter(&name, sources)?;
                 let path = files.get(facts.shard).cloned().unwrap_or_default();
                 staged.push(stage_tensor(scope, &path, &name, rref, data, facts)?);
             }
             for (optimizer, part, states) in optimizers {
-                let read = |(slot, state): (String, State)| {
-                    let read = shards.state(&optimizer, &slot, &state)?;
+                let read = |(slot, sources): (String, Vec<Source<State>>)| {
+                    let read = shards.merged_state(&optimizer, &sources)?;
                     Ok((slot, read))
                 };
                 let mut states: States = states.into_iter().map(read).collect::<Result<_>>()?;

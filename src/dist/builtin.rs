@@ -34,10 +34,15 @@ pub(crate) fn parameter_here(scope: &Scope, tensor: Tensor) -> Result<Tensor> {
     tensor.parameter()
 }
 
+/// A tensor as this rank keeps it: as a parameter, or as it is.
+pub(crate) fn kept(scope: &Scope, tensor: Tensor, parameter: bool) -> Result<Tensor> {
+    if parameter { parameter_here(scope, tensor) } else { Ok(tensor) }
+}
+
 crate::remote! {
     /// A tensor that is kept on this rank; floats become parameters if `parameter`.
-    pub(super) fn put_tensor(scope: &Scope, tensor: Tensor, parameter: bool) -> Result<Tensor> {
-        if parameter { parameter_here(scope, tensor) } else { Ok(tensor) }
+    pub(crate) fn put_tensor(scope: &Scope, tensor: Tensor, parameter: bool) -> Result<Tensor> {
+        kept(scope, tensor, parameter)
     }
 
     /// References to the parameters of a module.
@@ -52,7 +57,7 @@ crate::remote! {
     }
 
     /// Sets the value of a tensor.
-    pub(super) fn assign_tensor(scope: &Scope, target: RRef<Tensor>, value: Tensor) -> Result<u64> {
+    pub(crate) fn assign_tensor(scope: &Scope, target: RRef<Tensor>, value: Tensor) -> Result<u64> {
         let current = target.local(scope)?;
         if let Some(leaf) = current.leaf() {
             return leaf.set_data(value.data());

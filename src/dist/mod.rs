@@ -8,11 +8,12 @@ mod in_backward;
 mod lbfgs;
 mod optimizer;
 mod parameters;
+mod rows;
 mod saved;
 mod sent;
 mod tables;
 
-pub(crate) use builtin::{parameter_here, rank_counters};
+pub(crate) use builtin::{assign_tensor, kept, parameter_here, put_tensor, rank_counters};
 pub use context::{BackwardOptions, Context};
 pub use counters::Counters;
 pub(crate) use executor::Ranks;
@@ -23,6 +24,7 @@ pub use optimizer::{
     DistributedOptimizer, NotFinite, OwnerReport, ParamGroup, ParameterRef, StepFuture, StepOptions, StepReport, StepSummary,
 };
 pub use parameters::ParameterCalls;
+pub(crate) use rows::{Rows, name_of_rows, numbered};
 pub use saved::Saveable;
 pub(crate) use saved::{OwnerPart, Staged, States};
 pub(crate) use tables::Tables;

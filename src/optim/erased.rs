@@ -19,6 +19,7 @@ pub(super) trait ErasedRule: std::fmt::Debug + Send + Sync {
     fn options(&self) -> Value;
     fn bytes(&self) -> postcard::Result<Vec<u8>>;
     fn is_elementwise(&self) -> bool;
+    fn is_by_rows(&self) -> bool;
     fn is_equal(&self, other: &dyn ErasedRule) -> bool;
     fn as_any(&self) -> &dyn Any;
     /// The numbers of the next update, for a kernel.
@@ -70,6 +71,9 @@ impl<R: Rule> ErasedRule for R {
     }
     fn is_elementwise(&self) -> bool {
         R::ELEMENTWISE
+    }
+    fn is_by_rows(&self) -> bool {
+        R::BY_ROWS
     }
     fn is_equal(&self, other: &dyn ErasedRule) -> bool {
         other.as_any().downcast_ref::<R>().is_some_and(|other| self == other)

@@ -120,6 +120,10 @@ pub trait Rule: Clone + Default + PartialEq + std::fmt::Debug + Serialize + Dese
     /// before, and none sees which elements of the parameter it has.
     const ELEMENTWISE: bool = false;
 
+    /// Whether an update treats each row by itself, with state in the parameter's shape and numbers that don't depend on the rows. Then rows of a
+    /// [`Sharded`](crate::Sharded) array may be split otherwise when a checkpoint is loaded.
+    const BY_ROWS: bool = Self::ELEMENTWISE;
+
     /// Checks the options.
     ///
     /// # Errors

@@ -45,6 +45,11 @@ impl OptimizerSpec {
         self.rule.scalars()
     }
 
+    /// Whether the rule treats each row of a parameter by itself.
+    pub(crate) fn is_by_rows(&self) -> bool {
+        self.rule.is_by_rows()
+    }
+
     /// The rule of this name with these options; options that are left out have torch's defaults.
     ///
     /// # Errors

@@ -58,12 +58,16 @@ def close(found, expected):
 def main(folder):
     (before, first), (after, second) = read(folder / "step-0000000003"), read(folder / "step-0000000004")
     names = ["0.weight", "0.bias", "scale"]
-    assert sorted(first["parameters"]) == sorted(names + ["ids"]) and first["values"]["epoch"] == 3
+    parts = ["table[0:2]", "table[2:5]"]
+    assert sorted(first["parameters"]) == sorted(names + parts + ["ids"]) and first["values"]["epoch"] == 3
     for name, facts in first["parameters"].items():
         array = before[f"model.{name}"]
         assert list(array.shape) == facts["shape"]
-        assert facts["version"] == (0 if name == "ids" else 3) and facts["requires_grad"] == (name != "ids")
+        assert facts["version"] == (0 if name in parts + ["ids"] else 3) and facts["requires_grad"] == (name != "ids")
     assert before["model.0.bias"].dtype == np.float32 and before["model.ids"].tolist() == [7, 8]
+    assert [part["parameter"] for part in first["arrays"]["table"]] == parts
+    table = np.concatenate([before["model." + part["parameter"]] for part in first["arrays"]["table"]])
+    assert table.tolist() == np.arange(10.0).reshape(5, 2).tolist()
 
     dict_of = state_dict(before, first, "optimizer")
     assert [g["params"] for g in dict_of["param_groups"]] == [[0, 1], [2]] and dict_of["state"][0]["step"] == 3

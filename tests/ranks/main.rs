@@ -39,6 +39,7 @@ mod references;
 mod rules;
 mod selftest;
 mod settled;
+mod sharded;
 mod slow;
 mod start;
 mod steps;
@@ -64,6 +65,7 @@ const TOPICS: &[&[Case]] = &[
     training::CASES,
     optimizer::CASES,
     lbfgs::CASES,
+    sharded::CASES,
     checkpoint::CASES,
     rules::CASES,
     groups::CASES,

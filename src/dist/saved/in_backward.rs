@@ -1,15 +1,16 @@
 //! Optimizers in backward in a checkpoint.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::spec::{Group, Header, WrittenSpec};
-use super::{OwnerPart, Saveable, Staged, States, decoded, differs, encoded};
+use super::{OwnerPart, Saveable, Staged, States, by_rows, decoded, differs, encoded, same_arrays};
 use crate::Result;
-use crate::dist::DistributedInBackward;
 use crate::dist::in_backward::{Attachment, one};
+use crate::dist::{DistributedInBackward, Rows};
 use crate::optim::{OptimizerSpec, ParameterState};
 use crate::rpc::Scope;
 use crate::rref::RRef;
@@ -74,22 +75,31 @@ impl Saveable for DistributedInBackward {
     }
 }
 
-/// The options of each slot, if the slots are these.
+/// The options of each slot, if the slots are these, or other rows of the same arrays.
 fn specs(slots: &[String], header: &Value) -> Result<Vec<OptimizerSpec>> {
     let Header { groups } = decoded(header)?;
     let of_group = |group: Group| {
         let Group { spec, parameters } = group;
         parameters.into_iter().map(move |slot| (slot, spec.0.clone()))
     };
-    let mut found: HashMap<String, OptimizerSpec> = groups.into_iter().flat_map(of_group).collect();
-    let (there, here): (BTreeSet<_>, BTreeSet<_>) = (found.keys().collect(), slots.iter().collect());
-    if there != here {
-        let (lacks, more): (Vec<_>, Vec<_>) = (here.difference(&there).collect(), there.difference(&here).collect());
-        return Err(differs(format!(
-            "its optimizers in backward lack the parameters {lacks:?}, and have {more:?}, which they haven't here"
-        )));
+    let found: HashMap<String, OptimizerSpec> = groups.into_iter().flat_map(of_group).collect();
+    same_arrays("its list of optimizers in backward", found.keys(), slots)?;
+    let mut arrays: HashMap<Cow<'_, str>, Vec<&OptimizerSpec>> = HashMap::new();
+    for (slot, spec) in &found {
+        arrays.entry(Rows::whole(slot)).or_default().push(spec);
     }
-    Ok(slots.iter().filter_map(|slot| found.remove(slot)).collect())
+    let spec_of = |slot: &String| {
+        if let Some(spec) = found.get(slot) {
+            return Ok(spec.clone());
+        }
+        match arrays.get(&Rows::whole(slot)).map(Vec::as_slice) {
+            Some([spec, others @ ..]) if others.iter().all(|other| other == spec) => by_rows(spec, slot).map(|()| (*spec).clone()),
+            _ => Err(differs(format!(
+                "`{slot}` is split otherwise than it was, and its parts had several options; split the array as it was"
+            ))),
+        }
+    };
+    slots.iter().map(spec_of).collect()
 }
 
 impl Part {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{OwnerPart, Saveable, Staged, States, decoded, differs, encoded};
+use super::{OwnerPart, Saveable, Staged, States, decoded, differs, encoded, same_arrays};
 use crate::Result;
 use crate::dist::DistributedLbfgs;
 use crate::optim::{self, DriverState, Lbfgs, ParameterState};
@@ -58,8 +58,9 @@ impl Saveable for DistributedLbfgs {
             driver.check(&options)?;
             // Inner products are added in the order of the list.
             if parameters != slots {
+                same_arrays("its L-BFGS", &parameters, slots)?;
                 return Err(differs(format!(
-                    "its L-BFGS is over the parameters {parameters:?}, and here over {slots:?}"
+                    "its L-BFGS is over the parameters {parameters:?}, and here over {slots:?}; they must be the same in the same order, also parts of arrays, since it keeps inner products of each"
                 )));
             }
         }

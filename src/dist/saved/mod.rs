@@ -5,12 +5,14 @@ mod lbfgs;
 mod spec;
 mod steps;
 
-use std::collections::{BTreeMap, HashMap};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::optim::ParameterState;
+use super::Rows;
+use crate::optim::{OptimizerSpec, ParameterState};
 use crate::rpc::Scope;
 use crate::rref::RRef;
 use crate::tensor::Tensor;
@@ -109,6 +111,30 @@ impl std::fmt::Debug for Staged {
 fn differs(what: String) -> crate::Error {
     let op = "restore".into();
     ErrorKind::Argument { op, what }.into()
+}
+
+/// Whether the slots of a checkpoint are those here, perhaps as other rows of the same arrays. `of` says whose they are.
+fn same_arrays<'a>(of: &str, there: impl IntoIterator<Item = &'a String>, here: impl IntoIterator<Item = &'a String>) -> Result<()> {
+    let there: BTreeSet<Cow<'_, str>> = there.into_iter().map(|slot| Rows::whole(slot)).collect();
+    let here: BTreeSet<Cow<'_, str>> = here.into_iter().map(|slot| Rows::whole(slot)).collect();
+    if there == here {
+        return Ok(());
+    }
+    let (lacks, more): (Vec<_>, Vec<_>) = (here.difference(&there).collect(), there.difference(&here).collect());
+    Err(differs(format!(
+        "{of} lacks the parameters {lacks:?}, and has {more:?}, which it hasn't here"
+    )))
+}
+
+/// Refuses rows that a rule's state can't be cut to.
+fn by_rows(spec: &OptimizerSpec, slot: &str) -> Result<()> {
+    if spec.is_by_rows() {
+        return Ok(());
+    }
+    Err(differs(format!(
+        "`{slot}` is split otherwise than it was, and {} doesn't treat each row by itself, so its state can't be dealt anew; split the array as it was",
+        spec.name()
+    )))
 }
 
 /// A header's JSON in its type.

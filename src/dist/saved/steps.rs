@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::spec::{Group, Header, WrittenSpec};
-use super::{OwnerPart, Saveable, Staged, States, decoded, differs, encoded};
+use super::{OwnerPart, Saveable, Staged, States, by_rows, decoded, differs, encoded, same_arrays};
 use crate::Result;
 use crate::dist::DistributedOptimizer;
 use crate::dist::optimizer::{ChangedOptions, find};
@@ -102,13 +102,11 @@ fn checked(optimizer: &DistributedOptimizer, slots: &[String], header: Header) -
                 spec.name()
             )));
         }
+        same_arrays(&format!("group {place}"), &group.parameters, of_group(optimizer, slots, place))?;
         let there: BTreeSet<_> = group.parameters.iter().collect();
-        let here: BTreeSet<_> = of_group(optimizer, slots, place).collect();
-        if there != here {
-            let (lacks, more): (Vec<_>, Vec<_>) = (here.difference(&there).collect(), there.difference(&here).collect());
-            return Err(differs(format!(
-                "group {place} lacks the parameters {lacks:?}, and has {more:?}, which it hasn't here"
-            )));
+        let mut here = of_group(optimizer, slots, place);
+        if let Some(other) = here.find(|slot| !there.contains(slot)) {
+            by_rows(&group.spec.0, other)?;
         }
     }
     Ok(header.groups.into_iter().map(|g| g.spec.0).collect())

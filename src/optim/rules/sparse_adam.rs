@@ -36,6 +36,7 @@ impl SparseAdam {
 impl Rule for SparseAdam {
     const NAME: &'static str = "SparseAdam";
     const SCALARS: &'static [(&'static str, f64)] = &[("step", 0.0)];
+    const BY_ROWS: bool = true;
 
     fn check(&self) -> Result<()> {
         let check = Check(Self::NAME);
