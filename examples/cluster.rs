@@ -1,7 +1,8 @@
 //! Trains as a batch system wants it: saves every so many steps, stops with a checkpoint at SIGUSR1 or SIGTERM, asks by its exit code to be put
 //! back into the queue, and goes on where it stopped, to the bit, on as many ranks as it gets.
 //!
-//! `cluster DIR [--steps N] [--every K] [--nap MS]`; `slurm/requeue.sbatch` runs it. What it learns is a wave, with two layers on two ranks.
+//! `cluster DIR [--steps N] [--every K] [--nap MS] [--fail panic|exit]`; `slurm/requeue.sbatch` runs it. What it learns is a wave, with two layers on two ranks.
+//! `--fail` shows what it looks like when a program breaks: rank 0 does so at its tenth step.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -27,6 +28,22 @@ struct Options {
     steps: u64,
     every: u64,
     nap: Duration,
+    fail: Option<Failure>,
+}
+
+#[derive(Clone, Copy)]
+enum Failure {
+    Panic,
+    Exit,
+}
+
+impl Failure {
+    fn happen(self) {
+        match self {
+            Failure::Panic => panic!("a panic was asked for"),
+            Failure::Exit => std::process::exit(3),
+        }
+    }
 }
 
 impl Options {
@@ -36,13 +53,17 @@ impl Options {
             steps: 200,
             every: 20,
             nap: Duration::ZERO,
+            fail: None,
         };
         while let Some(name) = arguments.next() {
-            let value = arguments.next()?.parse().ok()?;
-            match name.as_str() {
-                "--steps" => options.steps = value,
-                "--every" => options.every = std::num::NonZeroU64::new(value)?.get(),
-                "--nap" => options.nap = Duration::from_millis(value),
+            let value = arguments.next()?;
+            let number = || value.parse::<u64>().ok();
+            match (name.as_str(), value.as_str()) {
+                ("--steps", _) => options.steps = number()?,
+                ("--every", _) => options.every = std::num::NonZeroU64::new(number()?)?.get(),
+                ("--nap", _) => options.nap = Duration::from_millis(number()?),
+                ("--fail", "panic") => options.fail = Some(Failure::Panic),
+                ("--fail", "exit") => options.fail = Some(Failure::Exit),
                 _ => return None,
             }
         }
@@ -52,7 +73,7 @@ impl Options {
 
 fn main() -> ExitCode {
     let Some(options) = Options::parse(std::env::args().skip(1)) else {
-        eprintln!("usage: cluster DIR [--steps N] [--every K] [--nap MS]");
+        eprintln!("usage: cluster DIR [--steps N] [--every K] [--nap MS] [--fail panic|exit]");
         return ExitCode::from(2);
     };
     match work(&options) {
@@ -105,6 +126,9 @@ fn train(world: &World, options: &Options) -> Result<()> {
             let signal = world.signal()?.map_or_else(String::new, |signal| signal.to_string());
             println!("stopped by {signal} before step {step}");
             return Ok(());
+        }
+        if let Some(failure) = options.fail.filter(|_| step == first + 10) {
+            failure.happen();
         }
         let ctx = world.context()?;
         let h = ctx.call(w.owner(), hidden, (&x, &w, &b))?;

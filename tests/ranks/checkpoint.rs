@@ -398,7 +398,46 @@ fn full_and_read_only(world: &World) -> Result<()> {
     Ok(())
 }
 
+/// A figure of this process's memory, in bytes.
+fn memory(name: &str) -> Result<u64> {
+    let status = fs::read_to_string("/proc/self/status").map_err(Error::user)?;
+    let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+    let kilobytes = line.split_whitespace().next().and_then(|n| n.parse::<u64>().ok());
+    kilobytes.map(|n| n * 1024).ok_or_else(|| Error::user(name))
+}
+
+/// Training that goes on while its shard is written takes memory for one more copy of it, however many steps it makes and saves it begins.
+fn memory_of_a_save(world: &World) -> Result<()> {
+    let folder = Folder::new("memory");
+    let elements = 4 << 20;
+    let parameter = world.put(0, Tensor::zeros(DType::F64, [elements]))?;
+    let optimizer = DistributedOptimizer::new(world, Adam::new(1e-3), [("large", &parameter)])?;
+    let shard = 3 * 8 * elements as u64;
+    let ctx = world.context()?;
+    ctx.accumulate(&parameter, Gradient::Dense(Tensor::ones(DType::F64, [elements]).data()))?;
+    optimizer.step(&ctx)?;
+    fs::write("/proc/self/clear_refs", "5").map_err(Error::user)?; // the peak begins anew
+    let before = memory("VmRSS:")?;
+    let mut during = 0;
+    for save in 1..=3 {
+        let saving = Checkpoint::save_async(&folder.0, save, Save::from(&optimizer).keep(1))?;
+        while !saving.is_done() {
+            optimizer.step(&ctx)?;
+            during += 1;
+        }
+        assert!(saving.wait()?.bytes >= shard);
+    }
+    let growth = memory("VmHWM:")?.saturating_sub(before);
+    assert!(during > 3, "no step was made meanwhile");
+    assert!(growth < shard + shard / 8, "{growth} bytes more, for a shard of {shard}");
+    Ok(())
+}
+
 pub const CASES: &[Case] = &[
+    Case {
+        ranks: &[1],
+        ..Case::new("checkpoint::takes_memory_for_one_more_copy", || led(memory_of_a_save))
+    },
     Case::new("checkpoint::resumes_to_the_bit", || led(in_several_jobs)),
     Case {
         ranks: &[0],
