@@ -18,7 +18,7 @@ CHOOSE := source scripts/mpi; export MPI=$$(mpi_kinds | head -n 1) OPENBLAS_NUM_
 
 demo:
 	@scripts/setup --quiet
-	@$(CHOOSE) cargo build --release --example digits && scripts/mpirun -n 4 target/release/examples/digits $$([[ -t 2 ]] && echo --progress bar)
+	@$(CHOOSE) cargo build --release --example digits && scripts/mpirun -n 4 $${CARGO_TARGET_DIR:-target}/release/examples/digits $$([[ -t 2 ]] && echo --progress bar)
 
 test:
 	@scripts/setup --quiet --tests
@@ -51,7 +51,7 @@ bench:
 
 SOAK_SECONDS ?= 600
 soak:
-	@$(CHOOSE) cargo build --release --example soak && scripts/soak $(SOAK_SECONDS)
+	@$(CHOOSE) cargo build --release --example soak && SOAK=$${CARGO_TARGET_DIR:-target}/release/examples/soak scripts/soak $(SOAK_SECONDS)
 
 doc:
 	@$(CHOOSE) RUSTDOCFLAGS="-D warnings" cargo doc --no-deps

@@ -92,13 +92,13 @@ fn work(options: &Options) -> Result<bool> {
     let world = World::builder().env_logger().on_signal(&[Signal::Usr1, Signal::Term]).start()?;
     // A failure ends the job on all ranks, as nobody else could go on.
     world.run(|world| {
-        world.lead(|world| train(world, options))?;
-        Ok(!world.stopped()?)
+        // Rank 0 knows.
+        Ok(world.lead(|world| train(world, options))?.unwrap_or(true))
     })
 }
 
-/// What rank 0 does.
-fn train(world: &World, options: &Options) -> Result<()> {
+/// What rank 0 does; whether all steps are made.
+fn train(world: &World, options: &Options) -> Result<bool> {
     let w = world.put(world.owner(1), orthogonal([1, HIDDEN], 7)?)?;
     let b = world.put(world.owner(1), orthogonal([1, HIDDEN], 8)?)?;
     let v = world.put(world.owner(2), orthogonal([HIDDEN, 1], 9)?)?;
@@ -125,7 +125,7 @@ fn train(world: &World, options: &Options) -> Result<()> {
             save(&options.dir, step, &optimizer)?;
             let signal = world.signal()?.map_or_else(String::new, |signal| signal.to_string());
             println!("stopped by {signal} before step {step}");
-            return Ok(());
+            return Ok(false);
         }
         if let Some(failure) = options.fail.filter(|_| step == first + 10) {
             failure.happen();
@@ -146,7 +146,7 @@ fn train(world: &World, options: &Options) -> Result<()> {
         Ok::<u64, Error>(values.iter().fold(bits, |bits, x| bits.rotate_left(5) ^ x.to_bits()))
     })?;
     println!("done after {} steps: loss {loss:.6}, parameters {bits:016x}", options.steps);
-    Ok(())
+    Ok(true)
 }
 
 fn save(dir: &Path, step: u64, optimizer: &DistributedOptimizer) -> Result<()> {

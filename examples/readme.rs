@@ -26,7 +26,7 @@ fn main() -> Result<()> {
             ctx.backward(&[&loss])?;
             optimizer.step(&ctx)?; // applied, and serialised, on each owner
             if epoch % 50 == 49 {
-                println!("epoch {epoch}: loss {:.6}", loss.item::<f64>()?);
+                println!("epoch {epoch}: loss {:.1e}", loss.item::<f64>()?);
             }
         }
         Ok(())

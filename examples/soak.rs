@@ -167,7 +167,8 @@ impl Training {
     }
 }
 
-fn train(world: &World, options: &Options) -> Result<()> {
+/// What rank 0 does; whether all steps are made.
+fn train(world: &World, options: &Options) -> Result<bool> {
     let deadline = options.seconds.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds));
     let mut training = Training::new(world)?;
     let mut step = training.resume(world, &options.dir)?;
@@ -175,7 +176,8 @@ fn train(world: &World, options: &Options) -> Result<()> {
     while step < options.steps {
         if world.stop_at(step)? {
             eprintln!("soak: stopped before step {}", step + 1);
-            return training.save(&options.dir, step);
+            training.save(&options.dir, step)?;
+            return Ok(false);
         }
         step += 1;
         let (loss, is_saved) = (training.step(world)?, step % options.every == 0);
@@ -187,10 +189,10 @@ fn train(world: &World, options: &Options) -> Result<()> {
             }
         }
     }
-    match &options.out {
-        Some(out) => std::fs::write(out, training.told(step)?).map_err(Error::user),
-        None => Ok(()),
+    if let Some(out) = &options.out {
+        std::fs::write(out, training.told(step)?).map_err(Error::user)?;
     }
+    Ok(true)
 }
 
 fn main() -> ExitCode {
@@ -212,7 +214,7 @@ fn main() -> ExitCode {
 fn work(options: &Options) -> Result<bool> {
     let world = World::builder().env_logger().on_signal(&[Signal::Usr1, Signal::Term]).start()?;
     world.run(|world| {
-        world.lead(|world| train(world, options))?;
-        Ok(!world.stopped()?)
+        // Rank 0 knows.
+        Ok(world.lead(|world| train(world, options))?.unwrap_or(true))
     })
 }

@@ -43,7 +43,7 @@ pub trait Function<T: Float>: Send + 'static {
 ///
 /// ```
 /// use ndarray::{ArrayD, ArrayViewD};
-/// use rankgrad::{Result, autograd::{Function, function::apply}, tensor::Tensor};
+/// use rankgrad::{Result, autograd::{Function, apply}, tensor::Tensor};
 ///
 /// /// The cube of each element.
 /// struct Cube;

@@ -15,7 +15,7 @@ mod tests;
 pub use crate::tensor::graph::no_grad;
 pub(crate) use crate::tensor::graph::{Edge, Key, Node, frame, grad_enabled};
 pub(crate) use engine::{Backward, LeafSink};
-pub use function::Function;
+pub use function::{Function, apply};
 pub(crate) use hooks::LeafHooks;
 pub use local::backward;
 pub(crate) use local::check_roots;

@@ -153,7 +153,10 @@ impl Plan<'_> {
             if lacks.is_empty() && more.is_empty() {
                 return Ok(());
             }
-            Err(self.differs(format!("it lacks the {what} {lacks:?}, and has {more:?}, which aren't asked for")))
+            let lacks = (!lacks.is_empty()).then(|| format!("it lacks the {what} {lacks:?}"));
+            let more = (!more.is_empty()).then(|| format!("it has {more:?}, which aren't asked for"));
+            let differs: Vec<String> = lacks.into_iter().chain(more).collect();
+            Err(self.differs(differs.join(", and ")))
         };
         let optimizers: BTreeSet<&str> = restore.optimizers.iter().map(|(name, _)| name.as_str()).collect();
         if optimizers.len() < restore.optimizers.len() {

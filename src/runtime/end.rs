@@ -75,7 +75,10 @@ impl Runtime {
     /// What is waited for, and who is missing.
     fn missing(&self, what: &str) -> String {
         let missing = lock(&self.core).rank.missing_at_end();
-        format!("{what}; ranks below that haven't come: {missing:?}")
+        match missing.is_empty() {
+            true => what.to_owned(),
+            false => format!("{what}; ranks below that haven't come: {missing:?}"),
+        }
     }
 
     /// Collective end, after [`drain`](Self::drain): ends our threads and the transport.

@@ -49,7 +49,8 @@ impl Sharded {
     pub fn fetch_rows(&self, at: &impl Calls, rows: Range<usize>) -> Result<Tensor> {
         const OP: &str = "fetch_rows";
         if rows.start > rows.end || rows.end > self.rows() {
-            return Err(self.outside(OP, rows.start.max(rows.end) as i64));
+            let last = rows.end.saturating_sub(1).max(rows.start);
+            return Err(self.outside(OP, last as i64));
         }
         let all = is_recorded(at);
         let mut asked = Vec::new();
@@ -67,7 +68,7 @@ impl Sharded {
 
     /// Rows at these indices (i64), which may repeat, in their order: a result of shape `ids.shape() + shape()[1..]`, as [`Tensor::embedding`] of the whole. Targeted; asks
     /// the owners of these rows at once, in a context those of all parts; blocks until all have answered. Recorded by a context: the gradient of each part is
-    /// row-sparse.
+    /// row-sparse, which `SparseAdam`, `Sgd` and `Adagrad` take.
     ///
     /// # Errors
     /// [`ErrorKind::DType`] unless `ids` are i64 and the array is of floats, [`ErrorKind::Index`] for a row that there isn't. As [`Calls::call`].

@@ -50,7 +50,7 @@ pub struct World {
 
 impl World {
     /// Starts MPI, asking for MPI_THREAD_MULTIPLE, and takes all its ranks. Collective over MPI_COMM_WORLD; blocks until all have come. Without a launcher it
-    /// is one rank, and everything works.
+    /// is one rank, and everything works but functions on the main thread, which nobody else would call.
     ///
     /// # Errors
     /// As [`Builder::start`].

@@ -257,19 +257,19 @@ impl World {
     /// fn main() -> Result<ExitCode> {
     ///     let world = World::init()?;
     ///     world.on_signal(&[Signal::Usr1, Signal::Term])?;
-    ///     world.lead(|world| {
+    ///     let done = world.lead(|world| {
     ///         for step in 0..1_000_000 {
     ///             if world.stop_at(step)? {
     ///                 // save: `step` is the next one
-    ///                 break;
+    ///                 return Ok(false);
     ///             }
     ///             // make the step
     ///         }
-    ///         Ok(())
+    ///         Ok(true)
     ///     })?;
-    ///     let stopped = world.stopped()?;
     ///     world.finish()?;
-    ///     Ok(if stopped { ExitCode::from(REQUEUE) } else { ExitCode::SUCCESS })
+    ///     // The launcher reports the code of the rank that knows.
+    ///     Ok(if done == Some(false) { ExitCode::from(REQUEUE) } else { ExitCode::SUCCESS })
     /// }
     /// ```
     ///
@@ -319,8 +319,8 @@ impl World {
         })
     }
 
-    /// Whether a signal has made the ranks agree on a step to stop at: the job isn't done, and should leave with [`REQUEUE`]. Once [`stop_at`](Self::stop_at) was true on
-    /// any rank, this is true on all. Local; blocks on nothing.
+    /// Whether a signal has made the ranks agree on a step to stop at. Once [`stop_at`](Self::stop_at) was true on any rank, this is true on all. It is also true
+    /// where the signal came when all steps were made: a job leaves with [`REQUEUE`] only if [`stop_at`](Self::stop_at) has kept it from one. Local; blocks on nothing.
     ///
     /// # Errors
     /// [`ErrorKind::ShutDown`] after the end.
