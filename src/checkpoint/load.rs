@@ -242,7 +242,7 @@ impl Checkpoint {
     /// The parameters of each rank.
     fn deal(&self, ranks: u32) -> BTreeMap<u32, Vec<(String, Parameter)>> {
         let mut list: Vec<(&String, &Parameter)> = self.manifest.parameters.iter().collect();
-        let bytes = |p: &Parameter| p.shape.iter().product::<usize>() * p.dtype.size();
+        let bytes = |p: &Parameter| p.shape.iter().fold(p.dtype.size(), |bytes, &n| bytes.saturating_mul(n));
         list.sort_by_key(|(_, p)| std::cmp::Reverse(bytes(p)));
         let mut dealt: BTreeMap<u32, (usize, Vec<_>)> = (0..ranks).map(|rank| (rank, Default::default())).collect();
         for (name, facts) in list {
@@ -252,7 +252,7 @@ impl Checkpoint {
                 false => lightest(),
             };
             let (sum, list) = dealt.entry(owner).or_default();
-            *sum += bytes(facts);
+            *sum = sum.saturating_add(bytes(facts));
             list.push((name.clone(), facts.clone()));
         }
         dealt.into_iter().map(|(rank, (_, list))| (rank, list)).collect()

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use super::rows;
 use crate::protocol::RefId;
 use crate::rref::RRef;
 use crate::tensor::Tensor;
@@ -18,7 +19,7 @@ impl Names {
     /// Adds parameters; those that have a name keep it.
     ///
     /// # Errors
-    /// [`ErrorKind::Argument`] for a name that another parameter has.
+    /// [`ErrorKind::Argument`] for a name that another parameter has, or one of rows that another has.
     pub(super) fn add<'a>(&mut self, list: impl IntoIterator<Item = &'a (String, RRef<Tensor>)>) -> Result<()> {
         for (name, rref) in list {
             if self.names.contains_key(&rref.id()) {
@@ -36,7 +37,11 @@ impl Names {
             }
             self.names.insert(rref.id(), name.clone());
         }
-        Ok(())
+        rows::overlap(self.parameters.keys()).map_or(Ok(()), |(one, other)| {
+            let what = format!("`{one}` and `{other}` name the same rows of one array; call one of them otherwise");
+            let op = "checkpoint".into();
+            Err(ErrorKind::Argument { op, what }.into())
+        })
     }
 
     /// The slots of an optimizer's parameters: their names, with a number after the first of those that occur again.

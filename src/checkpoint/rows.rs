@@ -56,13 +56,29 @@ pub(super) fn arrays(parameters: &BTreeMap<String, Parameter>) -> BTreeMap<Strin
     arrays
 }
 
+/// Two names of the same rows of an array, if there are such.
+pub(super) fn overlap<'a>(names: impl Iterator<Item = &'a String>) -> Option<(&'a str, &'a str)> {
+    let mut arrays: BTreeMap<&str, Vec<(usize, usize, &str)>> = BTreeMap::new();
+    for name in names {
+        if let Some(Rows { array, rows, .. }) = Rows::parse(name).filter(|rows| !rows.rows.is_empty() && numbered(name).1.is_empty()) {
+            arrays.entry(array).or_default().push((rows.start, rows.end, name));
+        }
+    }
+    arrays.values_mut().find_map(|parts| {
+        parts.sort_unstable();
+        let mut pairs = parts.windows(2);
+        pairs.find_map(|pair| (pair[1].0 < pair[0].1).then_some((pair[0].2, pair[1].2)))
+    })
+}
+
 /// Whether it is split as [`arrays`] says, for one that was read.
 pub(super) fn is_sound(manifest: &Manifest) -> bool {
     let fits = |part: &PartOf| {
         let facts = manifest.parameters.get(&part.parameter);
         part.rows.0 <= part.rows.1 && facts.is_some_and(|facts| facts.shape.first() == Some(&(part.rows.1 - part.rows.0)))
     };
-    manifest.arrays.values().flatten().all(fits)
+    let apart = |parts: &[PartOf]| parts.windows(2).all(|pair| pair[0].rows.1 <= pair[1].rows.0);
+    manifest.arrays.values().all(|parts| parts.iter().all(fits) && apart(parts))
 }
 
 impl Manifest {
@@ -249,6 +265,21 @@ mod tests {
         manifest.arrays = arrays(&manifest.parameters);
         assert!(is_sound(&manifest));
         manifest
+    }
+
+    #[test]
+    fn the_same_rows_have_one_name() {
+        let found = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|&name| name.into()).collect();
+            overlap(names.iter()).map(|(one, other)| (one.to_owned(), other.to_owned()))
+        };
+        assert_eq!(found(&["t[0:2]", "t[2:6]", "u[0:3]", "t[6:6]", "t[3:3]", "t", "t[1:x]"]), None);
+        let pair = |one: &str, other: &str| Some((one.into(), other.into()));
+        assert_eq!(found(&["t[0:10]", "u[0:1]", "t[0:5]"]), pair("t[0:5]", "t[0:10]"));
+        assert_eq!(found(&["t[0:2]", "t[2:6]", "t[3:7]"]), pair("t[2:6]", "t[3:7]"));
+        let mut manifest = split(&[("t[0:2]", 2), ("t[2:3]", 1)]);
+        manifest.arrays.get_mut("t").unwrap()[1].rows = (1, 2);
+        assert!(!is_sound(&manifest));
     }
 
     type Found = Vec<(String, Option<Range<usize>>)>;

@@ -169,11 +169,17 @@ impl<V: Clone, P: Default> Rank<V, P> {
         Ok(())
     }
 
-    /// The caller of a backward gave up: it is aborted as soon as all ranks have answered.
-    pub(crate) fn abandon_backward(&mut self, context: ContextId, error: Error) {
+    /// The caller of a backward gives up: it is aborted as soon as all ranks have answered. False if that is too late, as it is over, or all gradients are there and
+    /// ranks are adding them to those of the context.
+    pub(crate) fn abandon_backward(&mut self, context: ContextId, error: Error) -> bool {
         let me = self.me;
-        if let Some(backward) = self.backwards.get_mut(&context) {
-            backward.fail(me, error);
+        match self.backwards.get_mut(&context) {
+            None => false,
+            Some(backward) if backward.phase == (Phase::Settling { commit: true }) => false,
+            Some(backward) => {
+                backward.fail(me, error);
+                true
+            }
         }
     }
 

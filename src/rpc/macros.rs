@@ -54,10 +54,10 @@ macro_rules! remote {
         $crate::remote!(@declare [$(#[$meta])*] [$vis] $name [($($type,)*)] [$result] true
             [(on_main $state_type, $($type),*)]
             (scope, arguments, main) {
-                fn body($scope: &$crate::Scope, $state: &mut $state_type $(, $arg: $type)*) -> $result $body
+                fn __body($scope: &$crate::Scope, $state: &mut $state_type $(, $arg: $type)*) -> $result $body
                 let ($($arg,)*): ($($type,)*) = arguments.decode()?;
                 let state = $crate::rpc::main_state::<$state_type>(scope, stringify!($name), main)?;
-                body(scope, state $(, $arg)*)
+                __body(scope, state $(, $arg)*)
             });
         $crate::remote!($($rest)*);
     };
@@ -67,9 +67,9 @@ macro_rules! remote {
         $crate::remote!(@declare [$(#[$meta])*] [$vis] $name [$crate::rpc::On<$this_type, ($($type,)*)>] [$result] false
             [(on $this_type, $($type),*)]
             (scope, arguments, _main) {
-                fn body($scope: &$crate::Scope, $this: &mut $this_type $(, $arg: $type)*) -> $result $body
+                fn __body($scope: &$crate::Scope, $this: &mut $this_type $(, $arg: $type)*) -> $result $body
                 let (this, ($($arg,)*)): ($crate::RRef<$this_type>, ($($type,)*)) = arguments.decode()?;
-                $crate::rpc::on_value(scope, &this, move |this| body(scope, this $(, $arg)*))
+                $crate::rpc::on_value(scope, &this, move |this| __body(scope, this $(, $arg)*))
             });
         $crate::remote!($($rest)*);
     };
@@ -79,9 +79,9 @@ macro_rules! remote {
         $crate::remote!(@declare [$(#[$meta])*] [$vis] $name [($($type,)*)] [$result] false
             [($($type),*)]
             (scope, arguments, _main) {
-                fn body($scope: &$crate::Scope $(, $arg: $type)*) -> $result $body
+                fn __body($scope: &$crate::Scope $(, $arg: $type)*) -> $result $body
                 let ($($arg,)*): ($($type,)*) = arguments.decode()?;
-                body(scope $(, $arg)*)
+                __body(scope $(, $arg)*)
             });
         $crate::remote!($($rest)*);
     };

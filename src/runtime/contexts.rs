@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// How long a backward whose time is up waits for its ranks to add gradients that are all there.
+const COMMIT: Duration = Duration::from_secs(2);
+
 impl Runtime {
     pub(crate) fn open_context(self: &Arc<Self>) -> Result<ContextId> {
         self.event(|core| core.rank.open_context())
@@ -62,6 +65,7 @@ impl Runtime {
         slot.wait_here();
         let start = Instant::now();
         let mut asked = start;
+        let mut committing = None;
         loop {
             let next = asked + self.pace.ask_after;
             let silent = lock(&self.core).rank.backward_silent(context);
@@ -69,7 +73,10 @@ impl Runtime {
             let lost = silent
                 .zip(self.pace.timeout)
                 .map(|((_, since), t)| self.started + since + t - self.pace.ask_after);
-            let end = limit.and_then(Limit::end).into_iter().chain(lost).min();
+            let end = match committing {
+                None => limit.and_then(Limit::end).into_iter().chain(lost).min(),
+                end => end,
+            };
             let until = end.map_or(next, |e| e.min(next));
             if self.wait_until(&|| slot.is_done() || self.is_lost(), Permission::Engine(context), Some(until))? {
                 if !slot.is_done() {
@@ -83,7 +90,7 @@ impl Runtime {
                 let core = lock(&self.core);
                 (core.rank.backward_waits_for(context), core.rank.backward_silent(context))
             };
-            if end.is_some_and(|e| now >= e) && (lost != end || still_silent == silent) {
+            if end.is_some_and(|e| now >= e) && (committing.is_some() || lost != end || still_silent == silent) {
                 let rank = still_silent.map(|s| s.0).or(ranks.first().copied()).unwrap_or(self.rank());
                 let seconds = limit.map_or(start.elapsed(), |l| l.time).as_secs_f64();
                 let status = match still_silent {
@@ -93,19 +100,35 @@ impl Runtime {
                     ),
                     None => format!("waiting for ranks {ranks:?}"),
                 };
-                let error: Error = ErrorKind::Timeout {
-                    operation: "backward".into(),
-                    rank,
-                    seconds,
-                    status,
-                }
-                .into();
-                let abandoned = error.clone();
-                self.event(|core| {
-                    core.backwards.remove(&context);
-                    core.rank.abandon_backward(context, abandoned);
+                let error = |status| -> Error {
+                    let operation = "backward".into();
+                    ErrorKind::Timeout {
+                        operation,
+                        rank,
+                        seconds,
+                        status,
+                    }
+                    .into()
+                };
+                let abandoned = error(status.clone());
+                let in_time = self.event(|core| {
+                    let in_time = core.rank.abandon_backward(context, abandoned);
+                    if in_time || committing.is_some() {
+                        core.backwards.remove(&context);
+                    }
+                    in_time
                 })?;
-                return Err(error);
+                if in_time {
+                    return Err(error(status));
+                }
+                if committing.is_some() && !slot.is_done() {
+                    return Err(error(format!(
+                        "in doubt: all gradients were there, and ranks {ranks:?} haven't said that they have added them to the context's"
+                    )));
+                }
+                // It is over, or about to be: to give up now would leave gradients behind.
+                committing = Some(now + self.pace.timeout.unwrap_or(COMMIT).min(COMMIT));
+                continue;
             }
             if now >= next {
                 log::warn!(

@@ -12,6 +12,11 @@ use crate::{ErrorKind, Result};
 crate::remote! {
     /// Zeros that are kept on this rank.
     fn zeros_here(scope: &Scope, dtype: DType, shape: Vec<usize>) -> Result<Tensor> {
+        let bytes = bytes_of("Sharded::zeros", dtype, &shape)?;
+        // The allocator ends the process if it is asked for more than there is; this only asks.
+        if Vec::<u8>::new().try_reserve_exact(bytes).is_err() {
+            return argument("Sharded::zeros", format!("rank {} has no memory for {bytes} bytes, {dtype} {shape:?}", scope.rank()));
+        }
         kept(scope, Tensor::zeros(dtype, shape), dtype.is_float())
     }
 
@@ -19,6 +24,20 @@ crate::remote! {
     fn form_of(scope: &Scope, tensor: RRef<Tensor>) -> Result<(DType, Vec<usize>)> {
         let tensor = tensor.local(scope)?;
         Ok((tensor.dtype(), tensor.shape()))
+    }
+}
+
+/// How many bytes an array takes.
+fn bytes_of(op: &str, dtype: DType, shape: &[usize]) -> Result<usize> {
+    let axes = shape.iter().filter(|&&n| n > 0);
+    let most = axes
+        .copied()
+        .try_fold(dtype.size(), usize::checked_mul)
+        .filter(|&bytes| bytes <= isize::MAX as usize);
+    match most {
+        Some(_) if shape.contains(&0) => Ok(0),
+        Some(bytes) => Ok(bytes),
+        None => argument(op, format!("{dtype} {shape:?} is more than memory can have")),
     }
 }
 
@@ -52,13 +71,14 @@ impl Sharded {
     /// Zeros, made on each owner. Targeted; blocks only while the window to a rank is full.
     ///
     /// # Errors
-    /// As [`split`](Self::split).
+    /// As [`split`](Self::split); [`ErrorKind::Argument`] for rows that no memory can have. What uses a part whose owner has no memory for it fails.
     pub fn zeros(at: &impl Calls, dtype: DType, shape: impl IntoShape, owners: impl Into<Owners>) -> Result<Self> {
         const OP: &str = "Sharded::zeros";
         let shape = shape.into_shape();
         let Some(&rows) = shape.first() else {
             return argument(OP, "a scalar has no rows".into());
         };
+        bytes_of(OP, dtype, &[&[1], &shape[1..]].concat())?;
         let (caller, mut whole) = (
             plain(at),
             Sharded {

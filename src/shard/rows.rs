@@ -168,10 +168,11 @@ impl Sharded {
             1 => parts.remove(0),
             _ => Tensor::concat(&parts, 0)?,
         };
-        if joined.shape() == self.shape_of(rows) {
+        if joined.shape() == self.shape_of(rows) && joined.dtype() == self.dtype {
             return Ok(joined);
         }
-        let what = format!("{rows} rows of {self:?} came as {:?}; a part was changed", joined.shape());
+        let (dtype, shape) = (joined.dtype(), joined.shape());
+        let what = format!("{rows} rows of {self:?} came as {dtype} {shape:?}; a part was changed");
         Err(ErrorKind::Argument { op: op.into(), what }.into())
     }
 

@@ -356,11 +356,12 @@ impl Caller {
         recording.set_roots(roots);
         let start = sim.world().now;
         let mut asked = start;
+        let mut committing = None;
         loop {
             let next = asked + ASK_AFTER;
             let silent = sim.world().nodes[rank as usize].rank.backward_silent(context);
             let lost = silent.map(|(_, since)| since + TIMEOUT - ASK_AFTER);
-            let end = self.limit.map(|l| start + l).into_iter().chain(lost).min();
+            let end = committing.or_else(|| self.limit.map(|l| start + l).into_iter().chain(lost).min());
             let until = end.map_or(next, |e| e.min(next));
             let done = sim.until(rank, Some(&slot), Some(until), |_| slot.is_done().then_some(())).await;
             if done.is_some() {
@@ -370,9 +371,14 @@ impl Caller {
             if end.is_some_and(|e| now >= e) {
                 let error = self.timed_out("backward", silent.map_or(rank, |s| s.0));
                 let abandoned = error.clone();
-                sim.world().nodes[rank as usize].backwards.remove(&context);
-                sim.step(rank, |n| n.rank.abandon_backward(context, abandoned));
-                return Err(error);
+                let in_time = sim.step(rank, |n| n.rank.abandon_backward(context, abandoned));
+                if in_time || committing.is_some() {
+                    sim.world().nodes[rank as usize].backwards.remove(&context);
+                    return Err(error);
+                }
+                sim.world().checks.count("a backward is given up too late");
+                committing = Some(now + TIMEOUT);
+                continue;
             }
             if now >= next {
                 asked = now;

@@ -11,7 +11,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::{Handle, Signals};
 
 use super::World;
-use crate::rpc::{Caller, Calls};
+use crate::rpc::{Caller, Calls, Future, Scope};
 use crate::runtime::{Permission, Runtime, Windowed, lock};
 use crate::{Error, ErrorKind, Result};
 
@@ -146,15 +146,14 @@ crate::remote! {
             return Ok(());
         }
         log::info!("rank {}: {signal} asks the job to stop", scope.caller_rank());
-        let holds: Vec<_> = (0..scope.size()).map(|rank| scope.call_async(rank, stop_hold, (signal,))).collect::<Result<_>>()?;
-        let mut at = 0;
-        for hold in holds {
-            at = hold.wait()?.map_or(at, |passed: u64| at.max(passed.saturating_add(1)));
-        }
-        let stops: Vec<_> = (0..scope.size()).map(|rank| scope.call_async(rank, stop_here, (at,))).collect::<Result<_>>()?;
-        stops.into_iter().try_for_each(|stop| stop.wait())?;
-        let agreed: Vec<_> = (0..scope.size()).map(|rank| scope.call_async(rank, stop_agreed, ())).collect::<Result<_>>()?;
-        agreed.into_iter().try_for_each(|agreed| agreed.wait())
+        let mut passed = others(scope, |rank| scope.call_async(rank, stop_hold, (signal,)))?;
+        passed.push(stop.hold(signal));
+        let at = passed.into_iter().flatten().max().map_or(0, |passed| passed.saturating_add(1));
+        others(scope, |rank| scope.call_async(rank, stop_here, (at,)))?;
+        stop.stop(at);
+        others(scope, |rank| scope.call_async(rank, stop_agreed, ()))?;
+        stop.agree();
+        Ok(())
     }
 
     /// The last step that this rank has passed; it passes no further one until it knows where to stop.
@@ -173,6 +172,25 @@ crate::remote! {
         Stop::of(&scope.caller().runtime)?.agree();
         Ok(())
     }
+}
+
+/// Asks all ranks but this one at once, which does its part itself: there may be no second thread for it. Whoever doesn't answer in time is asked again, since steps are
+/// held until all have answered.
+fn others<R: serde::de::DeserializeOwned>(scope: &Scope, ask: impl Fn(u32) -> Result<Future<R>>) -> Result<Vec<R>> {
+    let ranks: Vec<u32> = (0..scope.size()).filter(|&rank| rank != scope.rank()).collect();
+    let asked: Vec<_> = ranks.iter().map(|&rank| ask(rank)).collect::<Result<_>>()?;
+    let mut answers = Vec::with_capacity(asked.len());
+    for (&rank, asked) in ranks.iter().zip(asked) {
+        let mut answer = asked.wait();
+        while let Err(error) = &answer
+            && matches!(error.kind(), ErrorKind::Timeout { .. })
+        {
+            log::warn!("a signal asks the job to stop, and rank {rank} doesn't answer; asking again: {error}");
+            answer = ask(rank)?.wait();
+        }
+        answers.push(answer?);
+    }
+    Ok(answers)
 }
 
 /// The thread that takes signals, for the whole process.
@@ -291,7 +309,7 @@ impl World {
         Ok(lock(&Stop::of(self.runtime())?.0).signal)
     }
 
-    /// Whether this rank is to stop before it makes `step`: asked before each step, by each rank that makes steps of its own, with numbers that rise. All such ranks stop before the
+    /// Whether this rank is to stop before it makes `step`: asked before each step, by each rank that makes steps of its own, with numbers that rise one by one. All such ranks stop before the
     /// same step, the first that none of them has passed when a signal came, so all have made the same steps and can save the same state. Without a signal it is always
     /// false. Local; blocks only for the moment in which the ranks agree, after a signal.
     ///

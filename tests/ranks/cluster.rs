@@ -148,6 +148,34 @@ fn a_signal_during_the_start() -> Outcome {
     ok(world.finish())
 }
 
+/// A rank that doesn't answer when a signal comes holds the others up, and is asked until it does.
+fn a_stopped_rank_is_asked_again() -> Outcome {
+    let world = World::init()?;
+    world.on_signal(SIGNALS)?;
+    world.serve()?;
+    if world.rank() == 1 {
+        let script = format!("kill -STOP {0}; sleep 3; kill -CONT {0}", id());
+        drop(Command::new("sh").args(["-c", &script]).spawn());
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    let start = Instant::now();
+    if world.rank() == 0 {
+        signal("TERM");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let mut step = 0;
+    loop {
+        assert!(start.elapsed() < LONG, "rank {} wasn't stopped", world.rank());
+        match world.stop_at(step) {
+            Ok(true) => break,
+            Ok(false) => step += 1,
+            Err(e) => assert!(matches!(e.kind(), rankgrad::ErrorKind::Timeout { .. }), "{e}"),
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    ok(world.finish())
+}
+
 const LOGS: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/logs");
 
 /// Each rank writes a file of its own, and adds to it in a second run; the script puts them in order.
@@ -186,6 +214,16 @@ pub const CASES: &[Case] = &[
     Case {
         ranks: &[1, 3], // MPICH without a launcher takes SIGUSR1 for a death, and waits for an mpiexec of its own
         ..Case::new("cluster::a_leader_stops", a_leader_stops)
+    },
+    Case {
+        ranks: &[1, 3],
+        env: &[("RANKGRAD_POOL_THREADS", "1")],
+        ..Case::new("cluster::a_leader_stops_with_one_thread", a_leader_stops)
+    },
+    Case {
+        ranks: &[2, 3],
+        env: &[("RANKGRAD_TIMEOUT", "1")],
+        ..Case::new("cluster::a_stopped_rank_is_asked_again", a_stopped_rank_is_asked_again)
     },
     Case {
         ranks: &[2, 4],

@@ -76,7 +76,9 @@ fn costs(world: &World) -> Result<()> {
     for p in &many {
         ctx.accumulate(p, Gradient::Dense(Tensor::from_vec(vec![0.5f32; 10], [10])?.data()))?;
     }
-    check(world, "a step of 100 small parameters", [6.0, 6.0, 2.0], || optimizer.step(&ctx).map(drop))?;
+    check(world, "a step of 100 small parameters", [6.0, 6.0, 2.0], || {
+        optimizer.step(&ctx).map(drop)
+    })?;
     drop(optimizer);
     ctx.release()
 }

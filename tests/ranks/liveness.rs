@@ -3,6 +3,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use rankgrad::ErrorKind;
 use rankgrad::prelude::*;
 
 use crate::case::{Case, Expect};
@@ -181,6 +182,46 @@ fn stopped_backward(lost: u32) -> Outcome {
     ok(world.finish())
 }
 
+/// A backward whose time is up has left all of its gradients, and is no error, or none.
+fn backwards_given_up() -> Outcome {
+    let world = World::init()?;
+    world.lead(|world| {
+        let parameters: Vec<_> = (0..world.size())
+            .map(|rank| world.put(rank, Tensor::ones(DType::F64, [4])))
+            .collect::<Result<_>>()?;
+        // An abort may still be under way.
+        let has = |ctx: &Context, parameter: &RRef<Tensor>| loop {
+            match ctx.gradient(parameter) {
+                Err(e) if matches!(e.root(), ErrorKind::BackwardInFlight { .. }) => std::thread::sleep(Duration::from_micros(100)),
+                found => return found.map(|found| found.is_some()),
+            }
+        };
+        let (mut done, mut given_up) = (0, 0);
+        for round in 0..1500 {
+            let ctx = world.context()?;
+            let roots: Vec<Tensor> = parameters.iter().map(|p| ctx.fetch(p)?.sum()).collect::<Result<_>>()?;
+            let options = BackwardOptions {
+                timeout: Some(Duration::from_micros(20 + round * 13 % 1200)),
+                ..BackwardOptions::default()
+            };
+            let ended = ctx.backward_with(&roots, options);
+            let found: Vec<bool> = parameters.iter().map(|p| has(&ctx, p)).collect::<Result<_>>()?;
+            match &ended {
+                Ok(()) => done += 1,
+                Err(e) if matches!(e.kind(), ErrorKind::Timeout { .. }) => given_up += 1,
+                Err(e) => panic!("{e}"),
+            }
+            assert!(
+                found.iter().all(|&found| found == ended.is_ok()),
+                "{ended:?} in round {round}, and gradients {found:?}"
+            );
+        }
+        assert!(given_up > 0, "{done} of 1500 ended in time");
+        Ok(())
+    })?;
+    ok(world.finish())
+}
+
 const TIMEOUT_2: &[(&str, &str)] = &[("RANKGRAD_TIMEOUT", "2")];
 
 /// The cases.
@@ -218,5 +259,9 @@ pub const CASES: &[Case] = &[
         ranks: &[3],
         env: TIMEOUT_2,
         ..Case::new("liveness::also_two_hops_away", || stopped_backward(2))
+    },
+    Case {
+        ranks: &[2, 3],
+        ..Case::new("liveness::a_backward_that_is_given_up_leaves_no_gradients", backwards_given_up)
     },
 ];

@@ -170,6 +170,11 @@ fn made_in_other_ways(world: &World) -> Result<()> {
         kind(Sharded::zeros(world, DType::F64, [3], [n])),
         ErrorKind::UnknownRank { .. }
     ));
+    // More than there is, and more than there can be.
+    for shape in [[1 << 45, 2], [0, 1 << 62], [1 << 62, 8]] {
+        let made = Sharded::zeros(world, DType::F64, shape, 0..n);
+        assert!(made.and_then(|array| array.fetch_rows(world, 0..1)).is_err(), "{shape:?}");
+    }
     let index = |result: Result<Tensor>| matches!(result.unwrap_err().kind(), ErrorKind::Index { size: 5, .. });
     assert!(
         index(zeros.fetch_rows(world, 3..6))
