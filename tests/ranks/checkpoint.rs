@@ -427,7 +427,10 @@ fn memory_of_a_save(world: &World) -> Result<()> {
         assert!(saving.wait()?.bytes >= shard);
     }
     let growth = memory("VmHWM:")?.saturating_sub(before);
-    assert!(growth < shard + shard / 8, "{growth} bytes more, for a shard of {shard}");
+    // The driver that needs no GPU has its memory here. What is written from there comes through the host, an array of the three at a time,
+    // by pinned memory.
+    let passing = if on_gpus() { shard / 3 + shard / 6 } else { 0 };
+    assert!(growth < shard + shard / 8 + passing, "{growth} bytes more, for a shard of {shard}");
     Ok(())
 }
 
