@@ -44,6 +44,15 @@ impl Turns {
         self.waiting.len() + usize::from(self.holder != Holder::Nobody)
     }
 
+    /// The task whose sender keeps its turn.
+    #[cfg(any(test, feature = "sim"))]
+    pub(super) fn kept(&self) -> Option<TaskId> {
+        match self.holder {
+            Holder::Kept(task) => Some(task),
+            _ => None,
+        }
+    }
+
     /// How many go first, and the task itself.
     pub(super) fn behind(&self, task: TaskId) -> u64 {
         self.waiting.iter().position(|&t| t == task).map_or(1, |n| n as u64 + 1)

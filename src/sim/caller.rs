@@ -49,12 +49,14 @@ pub(super) struct Caller {
     pub limit: Option<Duration>,
     /// A client's calls count for the window to their receiver.
     pub windowed: bool,
+    /// It may give up though nothing is lost.
+    pub impatient: bool,
 }
 
 /// A request on its way.
 pub(super) struct Call {
     slot: Rc<Slot>,
-    request: RequestId,
+    pub request: RequestId,
     pub to: u32,
     start: Duration,
     recorder: Option<Recorder>,
@@ -247,11 +249,12 @@ impl Caller {
     fn send(&self, to: u32, op: Op, refs: Vec<RefId>, payload: Payload, window: Option<usize>, sent: Option<CrossingId>) -> Call {
         let (slot, from) = (Slot::new(), self.rank);
         let waiting = Rc::clone(&slot);
+        if to == from {
+            let mut world = self.sim.world();
+            let request = world.nodes[from as usize].rank.next_request();
+            world.expect(from, TaskId { from, request }, &op);
+        }
         let request = self.sim.step(from, |node| {
-            if to == from {
-                let request = node.rank.next_request();
-                node.expect(TaskId { from, request }, &op);
-            }
             let request = node.rank.request(to, op, refs, payload, window);
             node.waiting.insert(request, waiting);
             request
@@ -309,7 +312,7 @@ impl Caller {
         world
             .trace
             .note(|| format!("{now:>12.3?}  rank {rank} gives up on rank {to}: {operation}"));
-        if !world.checks.lossy {
+        if !world.checks.lossy && !self.impatient {
             world
                 .checks
                 .violate(|| format!("rank {rank} gives up on rank {to} ({operation}), though nothing is lost"));
@@ -325,6 +328,25 @@ impl Caller {
 
     pub(super) async fn results(&self, call: Call) -> Result<Results> {
         self.wait(call).await?.decode()
+    }
+
+    /// Waits for all, then says which failed first.
+    pub(super) async fn all(&self, calls: Vec<Result<Call>>) -> Result<Vec<(u32, Results)>> {
+        let (mut results, mut failure) = (Vec::new(), None);
+        for call in calls {
+            let outcome = match call {
+                Ok(call) => {
+                    let to = call.to;
+                    self.results(call).await.map(|r| (to, r))
+                }
+                Err(e) => Err(e),
+            };
+            match outcome {
+                Ok(result) => results.push(result),
+                Err(e) => failure = failure.or(Some(e)),
+            }
+        }
+        failure.map_or(Ok(results), Err)
     }
 
     /// The same, in a frame of a context.

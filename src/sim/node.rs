@@ -6,12 +6,13 @@ use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use super::functions;
+use super::events::{Event, Frame};
+use super::functions::{self, Part};
 use super::handle::Ref;
+use super::jobs::JobId;
 use super::program::Fault;
-use super::world::{Event, Frame, JobId, Sim, World};
+use super::world::{Sim, World};
 use crate::mutant::{self, Mutant};
-use crate::optim::Optimizer;
 use crate::protocol::{Action, ContextId, Input, Message, Op, OptimizerId, Rank, RefId, RequestId, Status, TaskId, Turn, Window, Work};
 use crate::rpc::Recording;
 use crate::tensor::{Data, Tensor};
@@ -70,7 +71,7 @@ pub(super) struct Node {
     pub waiting: HashMap<RequestId, Rc<Slot>>,
     pub backwards: HashMap<ContextId, Rc<Slot>>,
     pub recordings: HashMap<ContextId, Arc<Recording>>,
-    pub optimizers: HashMap<OptimizerId, Optimizer>,
+    pub optimizers: HashMap<OptimizerId, Part>,
     /// Optimizers that were dropped before they were made.
     pub unmade: HashSet<OptimizerId>,
     pub next_optimizer: u64,
@@ -80,6 +81,8 @@ pub(super) struct Node {
     pub waiters: Vec<JobId>,
     /// Requests to the step queue, in order of arrival.
     pub arrivals: VecDeque<TaskId>,
+    /// How those that haven't begun use it.
+    pub turns: HashMap<TaskId, Turn>,
     /// Requests that mustn't run during a backward of a context.
     pub gated: HashMap<TaskId, ContextId>,
     pub callbacks: usize,
@@ -105,6 +108,7 @@ impl Node {
             kept: Vec::new(),
             waiters: Vec::new(),
             arrivals: VecDeque::new(),
+            turns: HashMap::new(),
             gated: HashMap::new(),
             callbacks: 0,
             poll_due: false,
@@ -113,20 +117,6 @@ impl Node {
             at_last: false,
             led: false,
             round: 0,
-        }
-    }
-}
-
-impl Node {
-    /// Notes a request that arrives, for the checks.
-    pub(super) fn expect(&mut self, task: TaskId, op: &Op) {
-        if let Op::Call { gate, .. } = op {
-            if gate.turn != Turn::None {
-                self.arrivals.push_back(task);
-            }
-            if let Some(context) = gate.gradients_of {
-                self.gated.insert(task, context);
-            }
         }
     }
 }
@@ -233,7 +223,7 @@ impl Sim {
                 .trace
                 .note(|| format!("{:>12.3?}  {to} <- {from}  {}", world.now, shown(&message)));
             if let Message::Request { id, op, .. } = &message {
-                world.nodes[to as usize].expect(TaskId { from, request: *id }, op);
+                world.expect(to, TaskId { from, request: *id }, op);
             }
             world.memory.filter(|&limit| size > limit)
         };
@@ -314,8 +304,9 @@ impl World {
                     Work::Encode { .. } => Vec::new(),
                 };
                 self.check_gate(rank, task);
-                let arrivals = &mut self.nodes[rank as usize].arrivals;
-                self.checks.runs(rank, task, &work, arrivals);
+                let node = &mut self.nodes[rank as usize];
+                let turn = node.turns.get(&task).copied().unwrap_or_default();
+                self.checks.runs(rank, (task, turn), &work, &mut node.arrivals);
                 after.tasks.push((task, work, handles));
             }
             Action::Engine {

@@ -6,7 +6,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::client::{self, Log, Seen, Session};
+use super::client::{Log, Seen, Session};
+use super::mains;
 use super::program::Program;
 use super::world::Sim;
 
@@ -70,6 +71,8 @@ fn run(program: &Program, one_rank: bool, tracing: Tracing) -> (Outcome, Logs) {
                 world.checks.violate(|| format!("the end doesn't come on ranks {missing:?}"));
             } else if !world.checks.lossy {
                 world.check_left();
+            } else {
+                world.check_kept();
             }
         }
         outcome.violation = world.checks.violation.take();
@@ -109,7 +112,7 @@ fn start(sim: &Sim, program: &Program, logs: &[Log]) -> Vec<Rc<Cell<bool>>> {
         sim.spawn(
             rank,
             Arc::from([]),
-            client::main(sim.clone(), rank, serves, program.leads && size > 1, clients),
+            mains::main(sim.clone(), rank, serves, program.leads && size > 1, clients),
         );
     }
     sim.run();
