@@ -7,6 +7,7 @@ mod caller;
 mod campaign;
 mod checks;
 mod client;
+mod driver;
 mod events;
 mod functions;
 mod generate;
@@ -22,6 +23,7 @@ mod shrink;
 #[cfg(test)]
 mod tests;
 mod trace;
+mod waiting;
 mod world;
 
 pub use campaign::{Report, Violation, mutants, replay, run};
