@@ -1,4 +1,4 @@
-//! Issuing calls and waiting for them, as `rpc` and `runtime` do; a job waits where a thread would.
+//! Issuing calls, as `rpc` and `runtime` do.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use super::handle::Ref;
 use super::node::{Slot, Value};
 use super::program::Function;
 use super::world::{Sim, World};
-use crate::protocol::{ContextId, CrossingId, Gate, Manner, Mode, Op, RefId, RequestId, Tag, TaskId, Turn};
+use crate::protocol::{ContextId, CrossingId, Gate, Op, RefId, RequestId, Tag, TaskId, Turn};
 use crate::rpc::{Frame, Recorded, Recorder, Recording};
 use crate::tensor::Tensor;
-use crate::wire::{self, Delivered, Encoded, Payload};
+use crate::wire::{self, Encoded, Payload};
 use crate::{Error, ErrorKind, Result};
 
 /// What goes along with a call.

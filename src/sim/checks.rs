@@ -1,6 +1,7 @@
 //! What must hold, noted and looked at as a program runs.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::time::Duration;
 
 use super::events::Frame;
 use super::node::Value;
@@ -8,6 +9,9 @@ use super::world::World;
 use crate::Error;
 use crate::protocol::{ContextId, Input, Message, Op, RefId, TaskId, Turn, Work};
 use crate::wire::Payload;
+
+/// No step takes so long: it may wait for a rank that was lost, on each of its owners one after the other.
+const LONGEST: Duration = Duration::from_secs(1000);
 
 /// What was noted of one run.
 #[derive(Debug, Default)]
@@ -18,6 +22,8 @@ pub(crate) struct Checks {
     pub over: bool,
     /// Something may be lost in this run.
     pub lossy: bool,
+    /// The longest time that a client spent in a step.
+    pub longest: Duration,
     /// How often what was exercised.
     pub counts: BTreeMap<&'static str, u64>,
     /// Values that were made, and whether they were freed.
@@ -120,6 +126,14 @@ impl Checks {
                 Some(at) => drop(arrivals.drain(..=at)),
                 None => self.violate(|| format!("rank {rank}: {task:?} of the step queue is out of order, or runs twice")),
             }
+        }
+    }
+
+    /// A client has waited so long in a step.
+    pub(super) fn waited(&mut self, client: usize, time: Duration) {
+        self.longest = self.longest.max(time);
+        if time > LONGEST {
+            self.violate(|| format!("client {client} waits for {time:?} in a step"));
         }
     }
 

@@ -40,7 +40,7 @@ impl Stored {
 /// One answer, and the job that waits for it.
 #[derive(Debug, Default)]
 pub(super) struct Slot {
-    reply: RefCell<Option<Result<Delivered>>>,
+    pub reply: RefCell<Option<Result<Delivered>>>,
     pub job: Cell<Option<JobId>>,
     /// When the receiver last said that it has the request.
     pub heard: Cell<Option<Duration>>,

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::client::{Log, Seen, Session};
 use super::mains;
@@ -17,6 +18,7 @@ pub(crate) struct Outcome {
     pub violation: Option<String>,
     pub counts: BTreeMap<&'static str, u64>,
     pub messages: u64,
+    pub longest: Duration,
     pub trace: Vec<String>,
 }
 
@@ -78,6 +80,7 @@ fn run(program: &Program, one_rank: bool, tracing: Tracing) -> (Outcome, Logs) {
         outcome.violation = world.checks.violation.take();
         outcome.counts = std::mem::take(&mut world.checks.counts);
         outcome.messages = world.messages;
+        outcome.longest = world.checks.longest;
         outcome.trace = world.trace.take();
     }
     let ended = catch_unwind(AssertUnwindSafe(|| sim.end()));

@@ -2,6 +2,9 @@
 
 use std::collections::VecDeque;
 
+use crate::Error;
+use crate::protocol::{Message, Op, RefId, Turn};
+
 /// How many are kept.
 const KEPT: usize = 40;
 

@@ -103,10 +103,16 @@ impl Session {
                 let (now, client) = (world.now, self.client);
                 world.trace.note(|| format!("{now:>12.3?}  client {client} on rank {rank}: {op:?}"));
             }
+            let start = sim.world().now;
             let seen = match self.op(op).await {
                 Ok(seen) => seen,
                 Err(error) => Some(self.failed(&error)),
             };
+            if matches!(op, Op::Step { .. } | Op::StepInRounds { .. }) {
+                let mut world = sim.world();
+                let time = world.now - start;
+                world.checks.waited(self.client, time);
+            }
             if let Some(seen) = seen {
                 if seen == Seen::Parted {
                     self.parted = true;
