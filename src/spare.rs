@@ -1,16 +1,15 @@
 //! Buffers that a thread keeps for its next messages: making and freeing them takes longer than what is done with short ones.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 
 /// A buffer that grew larger isn't kept.
 const LARGEST: usize = 1 << 16;
 const BUFFERS: usize = 4;
 
 thread_local! {
-    static SPARE: Cell<Spare> = const { Cell::new(Spare { buffers: [const { Vec::new() }; BUFFERS], len: 0 }) };
+    static SPARE: RefCell<Spare> = const { RefCell::new(Spare { buffers: [const { Vec::new() }; BUFFERS], len: 0 }) };
 }
 
-#[derive(Default)]
 struct Spare {
     buffers: [Vec<u8>; BUFFERS],
     len: usize,
@@ -18,14 +17,13 @@ struct Spare {
 
 /// An empty buffer.
 pub(crate) fn take() -> Vec<u8> {
-    let mut spare = SPARE.take();
-    let mut buffer = Vec::new();
-    if let Some(last) = spare.len.checked_sub(1) {
-        spare.len = last;
-        buffer = std::mem::take(&mut spare.buffers[last]);
-    }
-    SPARE.set(spare);
-    buffer
+    SPARE.with_borrow_mut(|spare| match spare.len.checked_sub(1) {
+        Some(last) => {
+            spare.len = last;
+            std::mem::take(&mut spare.buffers[last])
+        }
+        None => Vec::new(),
+    })
 }
 
 /// Keeps a buffer that has been used.
@@ -34,12 +32,12 @@ pub(crate) fn keep(mut buffer: Vec<u8>) {
         return;
     }
     buffer.clear();
-    let mut spare = SPARE.take();
-    if spare.len < BUFFERS {
-        spare.buffers[spare.len] = buffer;
-        spare.len += 1;
-    }
-    SPARE.set(spare);
+    SPARE.with_borrow_mut(|spare| {
+        if let Some(place) = spare.buffers.get_mut(spare.len) {
+            *place = buffer;
+            spare.len += 1;
+        }
+    });
 }
 
 #[cfg(test)]

@@ -174,7 +174,6 @@ impl Rank {
     }
 
     fn wait(self: &Arc<Self>, which: usize) {
-        self.answers[which].wait_here();
         let mut duty = Waiter {
             rank: Arc::clone(self),
             over: Over::Answered(which),
@@ -223,6 +222,12 @@ impl Duty for Waiter {
             thread::yield_now();
         }
         false
+    }
+
+    fn expect_wake(&self) {
+        if let Over::Answered(which) = self.over {
+            self.rank.answers[which].wait_here();
+        }
     }
 
     fn poll(&mut self) -> Result<Next<usize>, Self::Error> {

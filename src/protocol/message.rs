@@ -150,6 +150,19 @@ pub(crate) struct Answer {
     pub failed_rank: Option<u32>,
 }
 
+/// A field that mostly has its default value: one byte then.
+mod unless_default {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<T: Serialize + Default + PartialEq, S: Serializer>(value: &T, to: S) -> Result<S::Ok, S::Error> {
+        Some(value).filter(|value| **value != T::default()).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, T: Deserialize<'de> + Default, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
+        Option::deserialize(from).map(Option::unwrap_or_default)
+    }
+}
+
 /// A message. A payload travels beside it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Message {
@@ -160,6 +173,7 @@ pub(crate) enum Message {
     },
     Reply {
         id: RequestId,
+        #[serde(with = "unless_default")]
         answer: Answer,
         outcome: Result<(), Error>,
         refs: Vec<RefId>,

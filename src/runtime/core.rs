@@ -43,17 +43,17 @@ impl Runtime {
         }
     }
 
-    pub(super) fn carry_out(self: &Arc<Self>, core: &mut Core, action: Action<Value, Payload>, after: &mut After) -> Result<()> {
+    pub(super) fn carry_out(self: &Arc<Self>, core: &mut Core, mut action: Action<Value, Payload>, after: &mut After) -> Result<()> {
         match action {
-            Action::Send { to, message, mut payload } => {
-                let header = wire::header(&message, &mut payload)?;
-                self.transport.send(
-                    to,
-                    crate::transport::Frame {
-                        header,
-                        segments: payload.segments,
-                    },
-                )?;
+            // Taken apart where it is, as it is large.
+            Action::Send {
+                to,
+                ref message,
+                ref mut payload,
+            } => {
+                let header = wire::header(message, payload)?;
+                let segments = std::mem::take(&mut payload.segments);
+                self.transport.send(to, crate::transport::Frame { header, segments })?;
             }
             Action::Run { task, work } => {
                 let (on_main, heavy, handles) = match &work {
@@ -152,6 +152,9 @@ impl Runtime {
         if std::mem::take(&mut after.awaited) {
             self.wake_leader();
         }
+        if after.is_settled() {
+            return;
+        }
         after.replies.clear();
         after.values.clear();
         for context in after.forget.drain(..) {
@@ -201,6 +204,17 @@ impl Runtime {
     /// Receives what has arrived, and leaves the work that comes of it. Only the holder of the polling role calls it.
     pub(super) fn poll(self: &Arc<Self>, inbox: &mut Vec<(u32, Delivery)>, after: &mut After) -> Result<bool> {
         let moved = self.transport.poll(inbox)?;
+        if !inbox.is_empty() {
+            self.receive_all(inbox, after)?;
+        }
+        if self.any_dropped.load(Ordering::Relaxed) || self.ending() {
+            self.step(after, |_| ())?;
+            self.settle(after);
+        }
+        Ok(moved)
+    }
+
+    fn receive_all(self: &Arc<Self>, inbox: &mut Vec<(u32, Delivery)>, after: &mut After) -> Result<()> {
         for (from, delivery) in inbox.drain(..) {
             let (header, segments, refused) = match delivery {
                 Delivery::Frame(frame) => (frame.header, frame.segments, None),
@@ -227,11 +241,7 @@ impl Runtime {
             self.step(after, |core| core.rank.receive(from, message, payload))?;
             self.settle(after);
         }
-        if self.any_dropped.load(Ordering::Relaxed) || self.ending() {
-            self.step(after, |_| ())?;
-            self.settle(after);
-        }
-        Ok(moved)
+        Ok(())
     }
 
     pub(super) fn ending(&self) -> bool {

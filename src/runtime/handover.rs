@@ -53,6 +53,8 @@ pub(crate) trait Duty {
     fn is_done(&self) -> bool;
     /// Whether its time is up. Called once in each round, after [`is_done`](Self::is_done).
     fn is_late(&mut self) -> bool;
+    /// This thread is about to sleep until another one that polls wakes it: it must be known there who it is. Asked whether it is done once more after it.
+    fn expect_wake(&self);
     /// Polls. Only the holder of the role is asked to.
     fn poll(&mut self) -> Result<Next<Self::Work>, Self::Error>;
     /// Does work. The role has been left.
@@ -97,7 +99,13 @@ impl Handover {
                 } else {
                     match rest {
                         Rest::Vacant => self.doze(bell, duty.doze(false)),
-                        Rest::Leading => self.follow(duty.rest()),
+                        // Who polls itself needs nobody to wake it, and needn't say who it is.
+                        Rest::Leading => {
+                            duty.expect_wake();
+                            if !duty.is_done() {
+                                self.follow(duty.rest());
+                            }
+                        }
                     }
                     continue;
                 }
@@ -207,6 +215,8 @@ impl Handover {
 #[derive(Debug, Default)]
 pub(crate) struct Latch {
     set: AtomicBool,
+    /// There is or was a waiter.
+    expected: AtomicBool,
     waiter: Mutex<Option<Thread>>,
 }
 
@@ -222,15 +232,16 @@ impl Latch {
     /// The current thread is to be woken when it is set.
     pub(crate) fn wait_here(&self) {
         *self.waiter() = Some(thread::current());
+        self.expected.store(true, Ordering::SeqCst);
     }
 
     pub(crate) fn set(&self) {
-        let waiter = {
-            let mut waiter = self.waiter();
-            // Before the look at whether the leader sleeps, in the one order of all that both take part in.
-            self.set.store(true, Ordering::SeqCst);
-            waiter.take()
-        };
+        // Before the looks at who waits and at whether the leader sleeps, in the one order of all that they take part in.
+        self.set.store(true, Ordering::SeqCst);
+        if !self.expected.load(Ordering::SeqCst) {
+            return;
+        }
+        let waiter = self.waiter().take();
         if let Some(waiter) = waiter
             && waiter.id() != thread::current().id()
         {

@@ -118,6 +118,13 @@ struct After {
     awaited: bool,
 }
 
+impl After {
+    /// Whether nothing is left but work.
+    fn is_settled(&self) -> bool {
+        self.calls.is_empty() && self.replies.is_empty() && self.values.is_empty() && self.forget.is_empty()
+    }
+}
+
 /// What a program keeps on its rank, by type.
 pub(crate) type State = FxHashMap<std::any::TypeId, Arc<dyn Any + Send + Sync>>;
 

@@ -77,6 +77,7 @@ impl Bell for dyn Transport {
 struct Wait<'a> {
     runtime: &'a Arc<Runtime>,
     done: &'a dyn Fn() -> bool,
+    expect_wake: &'a dyn Fn(),
     permission: Permission,
     deadline: Option<Instant>,
     rest: Rest,
@@ -84,6 +85,8 @@ struct Wait<'a> {
     now: Instant,
     /// Polls until the clock is looked at.
     polls: u32,
+    /// Something was received or run since then, which may have taken long.
+    busy: bool,
     inbox: Vec<(u32, Delivery)>,
     after: After,
     quiet_since: Option<Instant>,
@@ -114,10 +117,15 @@ impl Duty for Wait<'_> {
         self.deadline.is_some_and(|d| self.now >= d)
     }
 
+    fn expect_wake(&self) {
+        (self.expect_wake)();
+    }
+
     fn poll(&mut self) -> Result<Next<Todo>> {
         let runtime = self.runtime;
         let moved = runtime.poll(&mut self.inbox, &mut self.after)?;
         self.stirred |= moved;
+        self.busy |= moved;
         if moved
             && std::mem::take(&mut self.slept)
             && let Some(since) = self.quiet_since
@@ -149,9 +157,11 @@ impl Duty for Wait<'_> {
         }
         match self.quiet_since {
             None => {
-                self.now = Instant::now();
+                if std::mem::take(&mut self.busy) {
+                    self.now = Instant::now();
+                    self.polls = POLLS;
+                }
                 self.quiet_since = Some(self.now);
-                self.polls = POLLS;
             }
             // A service thread that only looked after its tick doesn't keep the role from those who wait.
             Some(since) if self.stirred && self.now - since < runtime.spin.limit() => {
@@ -204,27 +214,51 @@ impl Wait<'_> {
 impl Runtime {
     /// Polls, or waits while another thread does, until `done` holds or the deadline passes; says whether it holds.
     pub(crate) fn wait_until(self: &Arc<Self>, done: &dyn Fn() -> bool, permission: Permission, deadline: Option<Instant>) -> Result<bool> {
+        self.wait_from(Instant::now(), done, &|| (), permission, deadline)
+    }
+
+    /// As [`wait_until`](Self::wait_until), where it is about `now`; `expect_wake` is called before the thread sleeps while another one polls.
+    pub(super) fn wait_from(
+        self: &Arc<Self>,
+        now: Instant,
+        done: &dyn Fn() -> bool,
+        expect_wake: &dyn Fn(),
+        permission: Permission,
+        deadline: Option<Instant>,
+    ) -> Result<bool> {
         if done() {
             return Ok(true);
         }
-        self.pool.blocking(|| self.turn(done, permission, deadline, Rest::Leading))
+        self.pool
+            .blocking(|| self.turn(now, done, expect_wake, permission, deadline, Rest::Leading))
     }
 
     /// The service thread's whole life.
     pub(super) fn serve_forever(self: &Arc<Self>) -> Result<()> {
-        self.turn(&|| self.is_stopped(), Permission::Everything, None, Rest::Vacant)
+        let stopped = || self.is_stopped();
+        self.turn(Instant::now(), &stopped, &|| (), Permission::Everything, None, Rest::Vacant)
             .map(drop)
     }
 
-    fn turn(self: &Arc<Self>, done: &dyn Fn() -> bool, permission: Permission, deadline: Option<Instant>, rest: Rest) -> Result<bool> {
+    fn turn(
+        self: &Arc<Self>,
+        now: Instant,
+        done: &dyn Fn() -> bool,
+        expect_wake: &dyn Fn(),
+        permission: Permission,
+        deadline: Option<Instant>,
+        rest: Rest,
+    ) -> Result<bool> {
         let mut wait = Wait {
             runtime: self,
             done,
+            expect_wake,
             permission,
             deadline,
             rest,
-            now: self.started, // looked at in the first round
-            polls: 0,
+            now,
+            polls: POLLS,
+            busy: false,
             inbox: INBOX.take(),
             after: After::default(),
             quiet_since: None,

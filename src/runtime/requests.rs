@@ -204,8 +204,7 @@ impl Runtime {
     /// As [`wait`](Self::wait), but leaves the answer where it is, and returns without it when `stop` says so.
     pub(crate) fn wait_unless(self: &Arc<Self>, slot: &Slot, what: &Waiting, stop: &dyn Fn() -> bool) -> Result<()> {
         let start = Instant::now();
-        slot.wait_here();
-        let mut asked: Option<Instant> = None;
+        let (mut now, mut asked) = (start, None::<Instant>);
         // Nothing is heard before it is asked for.
         let heard = |asked: Option<Instant>| asked.and_then(|_| slot.heard()).unwrap_or(start);
         let end = |asked| match what.limit {
@@ -215,13 +214,14 @@ impl Runtime {
         loop {
             let ask = asked.unwrap_or(start).max(heard(asked)) + self.pace.ask_after;
             let until = end(asked).map_or(ask, |e| e.min(ask));
-            if self.wait_until(&|| slot.is_done() || stop() || self.is_lost(), Permission::Nothing, Some(until))? {
+            let done = || slot.is_done() || stop() || self.is_lost();
+            if self.wait_from(now, &done, &|| slot.wait_here(), Permission::Nothing, Some(until))? {
                 if !slot.is_done() {
                     self.end_wait_if_lost(|| format!("`{}` on rank {}", what.operation, what.to), start);
                 }
                 return Ok(());
             }
-            let now = Instant::now();
+            now = Instant::now();
             let status = slot.status();
             let to = lock(&self.core)
                 .rank

@@ -13,8 +13,8 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::thread::LocalKey;
 
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use crate::autograd::{Edge, Node, reach};
 use crate::protocol::{CrossingId, Message, RefId, RequestId};
@@ -26,7 +26,7 @@ pub(crate) use gradients::{decode_gradients, encode_gradients};
 pub(crate) use kind::{KINDS, kind};
 
 /// Number of this encoding; ranks that speak different ones are refused at start.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 
 /// Keeps a reference alive; the rooms above know what it is.
 pub(crate) type Handle = Arc<dyn Any + Send + Sync>;
@@ -60,10 +60,17 @@ pub(crate) struct Encoded {
     pub edges: Vec<Option<Edge>>,
 }
 
+/// Collects what values leave while they are written. Most leave nothing, which costs nothing then.
 #[derive(Debug, Default)]
 struct Encoder {
-    encoded: Encoded,
+    left: Option<Box<Encoded>>,
     record: bool,
+}
+
+impl Encoder {
+    fn left(&mut self) -> &mut Encoded {
+        self.left.get_or_insert_default()
+    }
 }
 
 struct Decoder {
@@ -71,6 +78,16 @@ struct Decoder {
     slots: Vec<u32>,
     node: Option<Arc<Node>>,
     handles: Vec<(RefId, Handle)>,
+}
+
+impl Decoder {
+    /// Decodes a value from the front of `bytes`.
+    fn decode<'de, T: Deserialize<'de>>(self, bytes: &'de [u8]) -> postcard::Result<(T, &'de [u8])> {
+        // Without a decoder there is nothing to be found, too.
+        let needed = !self.segments.is_empty() || !self.handles.is_empty() || DECODER.with_borrow(Option::is_some);
+        let _current = needed.then(|| Current::set(&DECODER, self));
+        postcard::take_from_bytes(bytes)
+    }
 }
 
 thread_local! {
@@ -115,7 +132,8 @@ pub(crate) fn encode(record: bool, write: impl FnOnce(&mut Vec<u8>) -> Result<()
     );
     let mut bytes = spare::take();
     write(&mut bytes)?;
-    let mut encoded = current.take().unwrap_or_default().encoded;
+    let left = current.take().and_then(|encoder| encoder.left);
+    let mut encoded = left.map_or_else(Encoded::default, |left| *left);
     encoded.payload.bytes = bytes;
     if !encoded.edges.is_empty() {
         encoded.payload.reach = reach(&encoded.edges);
@@ -165,9 +183,7 @@ impl Delivered {
             node,
             handles: self.handles,
         };
-        let current = Current::set(&DECODER, decoder);
-        let value = postcard::take_from_bytes::<T>(&bytes);
-        drop(current);
+        let value = decoder.decode(&bytes);
         let result = match value {
             Ok((value, [])) => Ok(value),
             Ok((_, rest)) => Err(decode_error(format!(
@@ -195,11 +211,12 @@ fn boundary(crossing: CrossingId, payload: &mut Payload) -> Result<Arc<Node>> {
     Ok(Node::boundary(crossing.to_bits(), slots, payload.reach.take()))
 }
 
-/// The header of a frame: message, slots and what they reach, then the payload's bytes.
+/// The header of a frame: message, slots and what they reach if there are any, then the payload's bytes.
 pub(crate) fn header(message: &Message, payload: &mut Payload) -> Result<Vec<u8>> {
     let mut head = spare::take();
     head.reserve(64 + payload.bytes.len());
-    let mut head = postcard::to_extend(&(message, &payload.slots, &payload.reach), head).map_err(|e| refused("a message", e))?;
+    let recorded = (!payload.slots.is_empty() || payload.reach.is_some()).then_some((&payload.slots, &payload.reach));
+    let mut head = postcard::to_extend(&(message, recorded), head).map_err(|e| refused("a message", e))?;
     head.append(&mut payload.bytes); // leaves its memory
     spare::keep(std::mem::take(&mut payload.bytes));
     Ok(head)
@@ -210,7 +227,10 @@ pub(crate) fn header(message: &Message, payload: &mut Payload) -> Result<Vec<u8>
 /// # Errors
 /// [`ErrorKind::Decode`] if it is none.
 pub(crate) fn parse_header(mut header: Vec<u8>, segments: Vec<Data>) -> Result<(Message, Payload)> {
-    let ((message, slots, reach), rest) = postcard::take_from_bytes(&header).map_err(|e| decode_error(format!("message: {e}")))?;
+    type Recorded = Option<(Vec<u32>, Option<Vec<u64>>)>;
+    let ((message, recorded), rest) =
+        postcard::take_from_bytes::<(Message, Recorded)>(&header).map_err(|e| decode_error(format!("message: {e}")))?;
+    let (slots, reach) = recorded.unwrap_or_default();
     let start = header.len() - rest.len();
     header.drain(..start);
     let payload = Payload {
@@ -232,8 +252,9 @@ pub(crate) fn answers(header: &[u8], request: RequestId) -> bool {
 pub(crate) fn put_reference(id: RefId, handle: Handle) -> bool {
     ENCODER.with_borrow_mut(|encoder| match encoder {
         Some(encoder) => {
-            encoder.encoded.refs.push(id);
-            encoder.encoded.handles.push(handle);
+            let left = encoder.left();
+            left.refs.push(id);
+            left.handles.push(handle);
             true
         }
         None => false,

@@ -15,15 +15,15 @@ impl Serialize for Tensor {
         let data = self.data().to(Device::Cpu).map_err(S::Error::custom)?;
         let place = ENCODER.with_borrow_mut(|encoder| {
             let encoder = encoder.as_mut()?;
-            let place = encoder.encoded.payload.segments.len() as u32;
-            if encoder.record
-                && let Some(edge) = self.edge()
-            {
-                encoder.encoded.payload.slots.push(place);
-                encoder.encoded.edges.push(Some(edge));
+            let edge = encoder.record.then(|| self.edge()).flatten();
+            let left = encoder.left();
+            let place = left.payload.segments.len() as u32;
+            if edge.is_some() {
+                left.payload.slots.push(place);
+                left.edges.push(edge);
             }
             // As other ranks get it, also in a call to oneself: a BLAS gives other bits for other strides.
-            encoder.encoded.payload.segments.push(data.to_contiguous());
+            left.payload.segments.push(data.to_contiguous());
             Some(place)
         });
         match place {

@@ -4,7 +4,7 @@ use bytemuck::cast_slice;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_bytes::Bytes;
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use crate::optim::ParameterReport;
 
@@ -26,12 +26,24 @@ struct Columns<'a> {
 }
 
 pub(super) fn serialize<S: Serializer>(reports: &[ParameterReport], serializer: S) -> Result<S::Ok, S::Error> {
-    let flags: SmallVec<[u8; 64]> = reports.iter().map(flags).collect();
-    let norms: SmallVec<[f64; 8]> = reports.iter().filter_map(|r| r.norm).collect();
-    let mut versions: SmallVec<[u64; 8]> = reports.iter().map(|r| r.version).collect();
-    if versions.iter().all(|v| *v == versions[0]) {
-        versions.truncate(1);
+    // Made at once and then filled: a push each takes longer.
+    let mut flags: SmallVec<[u8; 64]> = smallvec![0; reports.len()];
+    flags.iter_mut().zip(reports).for_each(|(flag, report)| *flag = flags_of(report));
+    let mut norms: SmallVec<[f64; 8]> = smallvec![0.0; reports.len()];
+    let mut count = 0;
+    for norm in reports.iter().filter_map(|r| r.norm) {
+        norms[count] = norm;
+        count += 1;
     }
+    norms.truncate(count);
+    let one = reports
+        .first()
+        .is_some_and(|first| reports.iter().all(|r| r.version == first.version));
+    let mut versions: SmallVec<[u64; 8]> = smallvec![0; if one { 1 } else { reports.len() }];
+    versions
+        .iter_mut()
+        .zip(reports)
+        .for_each(|(version, report)| *version = report.version);
     let columns = Columns {
         flags: Bytes::new(&flags),
         norms: Bytes::new(cast_slice(&norms)),
@@ -41,7 +53,7 @@ pub(super) fn serialize<S: Serializer>(reports: &[ParameterReport], serializer: 
     columns.serialize(serializer)
 }
 
-fn flags(report: &ParameterReport) -> u8 {
+fn flags_of(report: &ParameterReport) -> u8 {
     let flag = |set: bool, flag: u8| if set { flag } else { 0 };
     flag(report.updated, UPDATED)
         | flag(report.in_place, IN_PLACE)

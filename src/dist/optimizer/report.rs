@@ -77,14 +77,15 @@ impl StepSummary {
             ..StepSummary::default()
         };
         // One pass: there may be many.
+        let (mut least, mut most) = (u64::MAX, 0);
         for p in &report.parameters {
             summary.updated += usize::from(p.updated);
-            summary.in_place += usize::from(p.updated && p.in_place);
+            summary.in_place += usize::from(p.updated & p.in_place);
             summary.without_gradient += usize::from(p.norm.is_none());
             summary.rows += p.rows.unwrap_or(0);
-            let (least, most) = summary.versions.unwrap_or((p.version, p.version));
-            summary.versions = Some((least.min(p.version), most.max(p.version)));
+            (least, most) = (least.min(p.version), most.max(p.version));
         }
+        summary.versions = (!report.parameters.is_empty()).then_some((least, most));
         summary
     }
 

@@ -156,6 +156,11 @@ impl Engine {
 }
 
 fn handle(incoming: &mut Incoming, peers: &mut Peers, from: u32, bytes: &[u8]) -> Result<()> {
+    if let Some(frame) = message::plain_frame(bytes) {
+        let delivery = frame.within(incoming.message_limit());
+        incoming.deliver(from, delivery, peers.inbox);
+        return Ok(());
+    }
     let (message, rest) = message::decode(bytes)?;
     match message {
         Message::Frame { header, layouts } => {

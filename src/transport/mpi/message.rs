@@ -7,6 +7,9 @@ use crate::transport::Frame;
 use crate::transport::segment::{self, Layout, decode_error};
 use crate::{Result, spare};
 
+/// First byte of a frame without segments, whose header is all that follows: most frames are such. No [`Message`] begins so.
+const PLAIN: u8 = 0xff;
+
 /// What leads a message. Header and segments that travel in the same message follow it.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Message {
@@ -38,6 +41,12 @@ pub(super) enum Lead {
 
 /// Encodes a whole frame into `slot`, if it fits; says how many bytes it takes.
 pub(super) fn encode_frame(frame: &Frame, slot: &mut [u8]) -> Option<usize> {
+    if frame.segments.is_empty() {
+        let (first, rest) = slot.split_first_mut()?;
+        *first = PLAIN;
+        rest.get_mut(..frame.header.len())?.copy_from_slice(&frame.header);
+        return Some(1 + frame.header.len());
+    }
     let payload = frame.header.len() as u64 + frame.segment_bytes();
     if payload > slot.len() as u64 {
         return None;
@@ -103,6 +112,22 @@ pub(super) fn encode(message: &Message, slot: &mut [u8]) -> Option<usize> {
     postcard::to_slice(message, slot).ok().map(|used| used.len())
 }
 
+/// The frame without segments that these bytes are, if so.
+pub(super) fn plain_frame(bytes: &[u8]) -> Option<Frame> {
+    let [PLAIN, header @ ..] = bytes else { return None };
+    let segments = Vec::new();
+    Some(Frame {
+        header: kept(header),
+        segments,
+    })
+}
+
+fn kept(header: &[u8]) -> Vec<u8> {
+    let mut kept = spare::take();
+    kept.extend_from_slice(header);
+    kept
+}
+
 /// Decodes what leads a message; returns what follows it, too.
 pub(super) fn decode(bytes: &[u8]) -> Result<(Message, &[u8])> {
     postcard::take_from_bytes(bytes).map_err(|error| decode_error(format!("{} bytes in the inbox: {error}", bytes.len())))
@@ -125,9 +150,8 @@ pub(super) fn decode_frame(header: u64, layouts: &[Layout], rest: &[u8]) -> Resu
     if !rest.is_empty() {
         return Err(decode_error(format!("{} bytes follow the last segment", rest.len())));
     }
-    let mut kept = spare::take();
-    kept.extend_from_slice(header);
-    Ok(Frame { header: kept, segments })
+    let header = kept(header);
+    Ok(Frame { header, segments })
 }
 
 /// The header that follows [`Lead::Here`].
@@ -183,6 +207,21 @@ mod tests {
     }
 
     #[test]
+    fn a_frame_without_segments_comes_back() {
+        let mut slot = [0; 64];
+        for header in [0, 1, 63] {
+            let mut frame = frame(header);
+            frame.segments.clear();
+            let size = encode_frame(&frame, &mut slot).unwrap();
+            assert_eq!(plain_frame(&slot[..size]).unwrap().header, frame.header);
+            assert!(decode(&slot[..size]).is_err());
+            frame.header.extend([0; 64]);
+            assert!(encode_frame(&frame, &mut slot).is_none());
+        }
+        assert!(plain_frame(&[]).is_none() && plain_frame(&[0, 0, 0]).is_none());
+    }
+
+    #[test]
     fn what_does_not_fit_is_announced() {
         let mut slot = [0; 64];
         assert_eq!(encode_frame(&frame(30), &mut slot), None);
@@ -231,6 +270,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_bytes_make_the_decoder_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            drop(plain_frame(&bytes));
             if let Ok((message, rest)) = decode(&bytes) {
                 match message {
                     Message::Frame { header, layouts } => drop(decode_frame(header, &layouts, rest)),

@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{
     AtomicBool, AtomicU64,
-    Ordering::{Relaxed, SeqCst},
+    Ordering::{Relaxed, Release, SeqCst},
 };
 use std::sync::{Arc, PoisonError, RwLock, TryLockError};
 use std::time::Duration;
@@ -111,7 +111,7 @@ impl Bells {
     pub(super) fn read<R>(&self, f: impl FnOnce(u32, &[u8]) -> R) -> Option<R> {
         let place = self.read.load(Relaxed);
         let (result, next) = self.at(self.own)?.mailbox.take(place, f)?;
-        self.read.store(next, SeqCst);
+        self.read.store(next, Release); // those who look hold the engine or the polling role, and had it from here
         Some(result)
     }
 
