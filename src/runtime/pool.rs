@@ -179,3 +179,75 @@ impl Pool {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc::{Receiver, channel};
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    fn wait(pool: &Pool, answer: &Receiver<()>) {
+        pool.blocking(|| answer.recv_timeout(LONG)).expect("it is answered");
+    }
+
+    /// Jobs on two pools of one thread each, which all wait for a job on the other pool, which waits for one on the first.
+    #[test]
+    fn threads_that_wait_keep_none_from_those_they_wait_for() {
+        let [near, far] = [0, 1].map(|rank| Pool::new(rank, 2, 1));
+        let (done, all) = channel();
+        for _ in 0..50 {
+            let (near_too, far, done) = (near.clone(), far.clone(), done.clone());
+            near.push(move || {
+                let (answer, answered) = channel();
+                let (here, there) = (near_too.clone(), far.clone());
+                far.push(move || {
+                    let (inner, heard) = channel();
+                    here.push(move || inner.send(()).expect("it is waited for"));
+                    wait(&there, &heard);
+                    answer.send(()).expect("it is waited for");
+                });
+                wait(&near_too, &answered);
+                done.send(()).expect("it is waited for");
+            });
+        }
+        for _ in 0..50 {
+            all.recv_timeout(LONG).expect("no pool is stuck");
+        }
+        near.close();
+        far.close();
+    }
+
+    #[test]
+    fn the_limit_is_on_threads_at_work() {
+        let pool = Pool::new(0, 8, 2);
+        let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        for _ in 0..20 {
+            let (now, most) = (Arc::clone(&now), Arc::clone(&most));
+            pool.push(move || {
+                most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                std::thread::sleep(Duration::from_millis(2));
+                now.fetch_sub(1, Ordering::SeqCst);
+            });
+        }
+        pool.close();
+        assert!(most.load(Ordering::SeqCst) <= 2);
+    }
+
+    #[test]
+    fn a_wait_within_a_wait_is_one_thread() {
+        let pool = Pool::new(0, 1, 4);
+        let (done, blocked) = channel();
+        let inner = pool.clone();
+        pool.push(move || {
+            let count = inner.blocking(|| inner.blocking(|| inner.state().blocked));
+            let after = inner.state().blocked;
+            let again = inner.blocking(|| inner.state().blocked);
+            done.send((count, after, again)).expect("it is waited for");
+        });
+        assert_eq!(blocked.recv_timeout(LONG), Ok((1, 0, 1)));
+        pool.close();
+    }
+}

@@ -11,7 +11,7 @@ use crate::protocol::{ContextId, Input, Message, Op, RefId, TaskId, Turn, Work};
 use crate::wire::Payload;
 
 /// No step takes so long: it may wait for a rank that was lost, on each of its owners one after the other.
-const LONGEST: Duration = Duration::from_secs(1000);
+const LONGEST: Duration = Duration::from_secs(2000);
 
 /// What was noted of one run.
 #[derive(Debug, Default)]
