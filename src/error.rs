@@ -60,6 +60,22 @@ impl Error {
     }
 }
 
+/// A parameter's name, behind its place.
+fn named(name: &Option<String>) -> String {
+    name.as_ref().map_or(String::new(), |name| format!(" (`{name}`)"))
+}
+
+/// The beginning of what another rank tells in full.
+fn brief(message: &str) -> String {
+    const MOST: usize = 60;
+    let line = message.lines().next().unwrap_or_default();
+    match line.char_indices().nth(MOST) {
+        None if line.len() == message.len() => message.to_owned(),
+        None => format!("{line} ... (rank 0's error says more)"),
+        Some((end, _)) => format!("{} ... (rank 0's error says more)", line[..end].trim_end()),
+    }
+}
+
 impl std::fmt::Display for Error {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.0.fmt(f)
@@ -272,22 +288,26 @@ pub enum ErrorKind {
         known: String,
     },
     /// A gradient that the optimizer can't use.
-    #[error("{optimizer}: parameter {parameter}: {why}")]
+    #[error("{optimizer}: parameter {parameter}{}: {why}", named(name))]
     GradientKind {
         /// The optimizer.
         optimizer: String,
         /// The parameter, by place.
         parameter: usize,
+        /// Its name, if it has one.
+        name: Option<String>,
         /// Why not, and what to use instead.
         why: String,
     },
     /// An update rule panicked; the parameter may be half updated.
-    #[error("{optimizer}: the update of parameter {parameter} panicked: {message}")]
+    #[error("{optimizer}: the update of parameter {parameter}{} panicked: {message}", named(name))]
     RulePanic {
         /// The optimizer.
         optimizer: String,
         /// The parameter, by place.
         parameter: usize,
+        /// Its name, if it has one.
+        name: Option<String>,
         /// The panic's message.
         message: String,
     },
@@ -343,13 +363,16 @@ pub enum ErrorKind {
     },
     /// A parameter has moved on too far since its gradient was computed.
     #[error(
-        "{optimizer}: parameter {parameter} is at version {found}; its gradient is of version {expected}, and may be {staleness} behind"
+        "{optimizer}: parameter {parameter}{} is at version {found}; its gradient is of version {expected}, and may be {staleness} behind",
+        named(name)
     )]
     Stale {
         /// The optimizer.
         optimizer: String,
         /// The parameter, by place.
         parameter: usize,
+        /// Its name, if it has one.
+        name: Option<String>,
         /// The version that its gradient was computed with.
         expected: u64,
         /// Its version now.
@@ -571,10 +594,10 @@ pub enum ErrorKind {
         /// What differs.
         difference: String,
     },
-    /// The closure given to `lead` failed on rank 0.
-    #[error("rank 0 gave up: {message}")]
+    /// The closure given to `lead` failed on rank 0, whose own error tells it in full: as text this one is short, since every rank may print it.
+    #[error("rank 0 gave up: {}", brief(message))]
     LeadFailed {
-        /// What it said.
+        /// What it said, in full.
         message: String,
     },
     /// A setting that can't be used.

@@ -13,7 +13,7 @@ use crate::wire::{self, Delivered};
 use crate::{Error, Result, Tensor};
 
 /// The kinds of messages.
-pub const KINDS: [&str; 19] = wire::KINDS;
+pub const KINDS: [&str; 21] = wire::KINDS;
 
 /// What goes wrong in the worlds that this process starts from now on: rules apart by white space, each with `@RANK` for one rank only.
 ///

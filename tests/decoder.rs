@@ -15,7 +15,11 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rankgrad::faults::{self, KINDS};
 use rankgrad::prelude::*;
-use rankgrad::{BackwardOptions, Mode, local};
+use rankgrad::{BackwardOptions, Mode, StepOptions, local};
+
+#[path = "ranks/slow.rs"]
+mod slow;
+use slow::Slow;
 
 /// Counts what the thread holds, and the most that it held.
 struct Counting;
@@ -129,9 +133,31 @@ fn all_kinds(world: &World) -> Result<()> {
         let made = world.call(1, made_there, (2, Tensor::from_vec(vec![true, false], [2])?))?;
         assert!(made.fetch().is_err());
         assert!(world.call(1, passed_on, (2, vec!["two".into(), "words".into()])).is_err());
+        kept_turn(world)?;
         w.fetch().map(drop)
     })?;
     Ok(())
+}
+
+/// A step keeps its turn on rank 1 while it waits for rank 2, which is busy; another step waits for that turn, and asks what it waits for.
+fn kept_turn(world: &World) -> Result<()> {
+    let one = |rank| world.put(rank, Tensor::from_vec(vec![1.0f64], [1])?);
+    let (near, far, busy) = (one(1)?, one(2)?, one(2)?);
+    let slow = DistributedOptimizer::new(world, Slow::new(0.0).seconds(0.2), [&busy])?;
+    let both = DistributedOptimizer::new(world, Sgd::new(0.1), [&near, &far])?;
+    let other = DistributedOptimizer::new(world, Sgd::new(0.1), [&near])?;
+    let ctx = world.context()?;
+    for parameter in [&near, &far, &busy] {
+        ctx.accumulate(parameter, Gradient::Dense(Tensor::from_vec(vec![1.0f64], [1])?.data()))?;
+    }
+    let running = slow.step_async(&ctx, &StepOptions::new())?;
+    std::thread::scope(|scope| -> Result<()> {
+        let kept = scope.spawn(|| both.step_with(&ctx, &StepOptions::new().all_or_nothing().expect_versions(vec![0, 0], 0)));
+        std::thread::sleep(20 * MILLISECOND);
+        other.step(&ctx)?;
+        kept.join().expect("no panic").map(drop)
+    })?;
+    running.wait().map(drop)
 }
 
 /// Messages that a world at work sends, in every form in which they can come.

@@ -69,7 +69,7 @@ pub struct Settings {
     pub window_requests: usize,
     /// Most bytes of this rank's requests that one owner may have unanswered (`RANKGRAD_WINDOW_BYTES`).
     pub window_bytes: usize,
-    /// Most threads of the pool that runs remote functions (`RANKGRAD_POOL_THREADS`).
+    /// Most threads of the pool that run remote functions at once; those that wait for an answer don't count (`RANKGRAD_POOL_THREADS`).
     pub pool_threads: usize,
     /// Threads of the pool that runs large updates and other arithmetic (`RANKGRAD_COMPUTE_THREADS`).
     pub compute_threads: usize,

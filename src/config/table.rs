@@ -127,7 +127,7 @@ static TABLE: [Setting; 20] = [
         "RANKGRAD_POOL_THREADS",
         "pool_threads",
         Count(|s| &mut s.pool_threads, 1, 65_536),
-        "Most threads of the pool that runs remote functions.",
+        "Most threads of the pool that run remote functions at once; those that wait for an answer don't count.",
     ),
     row(
         "RANKGRAD_COMPUTE_THREADS",

@@ -515,6 +515,7 @@ impl Optimizer {
             stepped.map_err(|(place, message)| ErrorKind::RulePanic {
                 optimizer: rule.name().into(),
                 parameter: parameters[place].place,
+                name: parameters[place].name(),
                 message,
             })?;
         }
@@ -634,6 +635,7 @@ impl Optimizer {
         let panicked = |message| ErrorKind::RulePanic {
             optimizer: rule.name().into(),
             parameter: p.place,
+            name: p.leaf.name().map(str::to_owned),
             message,
         };
         let update = |old: Option<&Data>, data: &mut Data| {
@@ -677,12 +679,18 @@ pub(super) enum Asked {
 }
 
 impl Parameter {
+    /// Its name, for errors.
+    pub(super) fn name(&self) -> Option<String> {
+        self.leaf.name().map(str::to_owned)
+    }
+
     /// The gradient in the form that the rule takes, or why it doesn't.
     pub(super) fn take(&self, rule: &dyn ErasedRule, gradient: Gradient) -> Result<Gradient> {
         let refused = |why: String| {
             Error::from(ErrorKind::GradientKind {
                 optimizer: rule.name().into(),
                 parameter: self.place,
+                name: self.name(),
                 why,
             })
         };

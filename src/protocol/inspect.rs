@@ -18,6 +18,11 @@ impl<V: Clone, P: Default> Rank<V, P> {
         })
     }
 
+    /// The request whose sender keeps its turn here.
+    pub(crate) fn kept_turn(&self) -> Option<TaskId> {
+        self.turns.kept()
+    }
+
     /// Tables, and the number of entries in each that stand for something alive.
     pub(crate) fn residue(&self) -> Vec<(&'static str, usize)> {
         let Counters {

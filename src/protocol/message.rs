@@ -101,10 +101,20 @@ pub(crate) enum Status {
     Parked,
     /// Waits in the step queue, behind so many.
     Queued(u64),
+    /// Waits in the step queue for a turn that this rank keeps, which was asked for a sign of life so many seconds ago and has given none.
+    Kept { by: u32, silent: f64 },
     /// Handed to a thread so many seconds ago.
     Running(f64),
     /// Ran; its reply waits for a reference to be registered with its owner.
     Confirming,
+}
+
+impl Status {
+    /// Whether the request is there, and all that it waits for is alive as far as its receiver can tell.
+    pub(crate) fn is_sign_of_life(self) -> bool {
+        // A registration takes no time: if it isn't confirmed, the value's owner is lost.
+        !matches!(self, Status::Unknown | Status::Confirming | Status::Kept { .. })
+    }
 }
 
 impl std::fmt::Display for Status {
@@ -113,6 +123,10 @@ impl std::fmt::Display for Status {
             Status::Unknown => f.write_str("unknown there: not arrived, or its answer is on the way"),
             Status::Parked => f.write_str("waits there for a value that is still being made"),
             Status::Queued(n) => write!(f, "queued there behind {n}"),
+            Status::Kept { by, silent } => write!(
+                f,
+                "queued there behind a step of rank {by}, which has said nothing for {silent:.1} s"
+            ),
             Status::Running(s) => write!(f, "running there for {s:.1} s"),
             Status::Confirming => f.write_str("ran there; a reference in it is being registered with its owner"),
         }
@@ -188,6 +202,14 @@ pub(crate) enum Message {
     Report {
         id: RequestId,
         status: Status,
+    },
+    /// By this request you keep a turn of my step queue, and others wait for it. Are you there?
+    Knock {
+        id: RequestId,
+    },
+    /// I am.
+    Here {
+        id: RequestId,
     },
     /// What does this backward wait for on your rank?
     Probe {

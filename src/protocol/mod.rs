@@ -372,7 +372,12 @@ impl<V: Clone, P: Default> Rank<V, P> {
             Message::Query { id } => {
                 let status = self.status(TaskId { from, request: id });
                 self.send(from, Message::Report { id, status }, P::default());
+                if let Status::Queued(_) = status {
+                    self.knock();
+                }
             }
+            Message::Knock { id } => self.send(from, Message::Here { id }, P::default()),
+            Message::Here { id } => self.turns.heard(TaskId { from, request: id }),
             Message::Probe { context, backward } => {
                 let waits = self.backward_waits_for(context);
                 self.send(from, Message::Sign { context, backward, waits }, P::default());

@@ -200,7 +200,7 @@ impl<V: Clone, P: Default> Rank<V, P> {
         match self.incoming.get(&task).map(|i| &i.stage) {
             None => Status::Unknown,
             Some(Stage::Parked(..)) => Status::Parked,
-            Some(Stage::Queued(_)) => Status::Queued(self.turns.behind(task)),
+            Some(Stage::Queued(_)) => self.turns.status(task, self.now),
             Some(Stage::Running(since)) => Status::Running(self.now.saturating_sub(*since).as_secs_f64()),
             Some(Stage::Held(_)) => Status::Confirming,
         }

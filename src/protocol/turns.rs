@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 
 use super::ids::{RequestId, TaskId};
-use super::{Rank, Stage, Work};
+use super::{Instant, Message, Rank, Stage, Status, Work};
 use crate::mutant::{self, Mutant};
 
 /// How a task uses the step queue of its rank.
@@ -35,6 +35,8 @@ enum Holder {
 pub(super) struct Turns {
     waiting: VecDeque<TaskId>,
     holder: Holder,
+    /// Since when the rank that keeps the turn owes a sign of life.
+    knocked: Option<Instant>,
 }
 
 impl Turns {
@@ -44,9 +46,35 @@ impl Turns {
         self.waiting.len() + usize::from(self.holder != Holder::Nobody)
     }
 
-    /// How many go first, and the task itself.
-    pub(super) fn behind(&self, task: TaskId) -> u64 {
-        self.waiting.iter().position(|&t| t == task).map_or(1, |n| n as u64 + 1)
+    /// The task whose sender keeps its turn.
+    #[cfg(any(test, feature = "sim"))]
+    pub(super) fn kept(&self) -> Option<TaskId> {
+        match self.holder {
+            Holder::Kept(task) => Some(task),
+            _ => None,
+        }
+    }
+
+    /// How a task fares that waits.
+    pub(super) fn status(&self, task: TaskId, now: Instant) -> Status {
+        if let (Holder::Kept(kept), Some(since)) = (self.holder, self.knocked) {
+            let silent = now.saturating_sub(since).as_secs_f64();
+            return Status::Kept { by: kept.from, silent };
+        }
+        // Those that go first, and the task itself.
+        Status::Queued(self.waiting.iter().position(|&t| t == task).map_or(1, |n| n as u64 + 1))
+    }
+
+    /// The rank that keeps the turn for this task has given a sign of life.
+    pub(super) fn heard(&mut self, kept: TaskId) {
+        if self.holder == Holder::Kept(kept) {
+            self.knocked = None;
+        }
+    }
+
+    fn set(&mut self, holder: Holder) {
+        self.holder = holder;
+        self.knocked = None;
     }
 }
 
@@ -54,17 +82,21 @@ impl<V: Clone, P: Default> Rank<V, P> {
     pub(super) fn take_turn(&mut self, task: TaskId, turn: Turn, work: Work<V, P>) {
         if let Turn::End(request) = turn {
             let kept = TaskId { from: task.from, request };
-            if self.turns.holder == Holder::Kept(kept) {
-                self.turns.holder = Holder::Running(task);
+            let is_its = match self.turns.holder {
+                Holder::Kept(holder) => holder == kept || mutant::is(Mutant::EndInAnyTurn),
+                _ => false,
+            };
+            if is_its && !mutant::is(Mutant::EndWaits) {
+                self.turns.set(Holder::Running(task));
                 return self.run(task, work);
             }
             // Its sender gave up before its turn came or was over: it won't keep it.
-            if let Some(incoming) = self.incoming.get_mut(&kept) {
+            if let Some(incoming) = self.incoming.get_mut(&kept).filter(|_| !mutant::is(Mutant::KeepGivenUp)) {
                 incoming.turn = Turn::Take;
             }
         }
         if self.turns.holder == Holder::Nobody && self.turns.waiting.is_empty() && !mutant::is(Mutant::StepsAtOnce) {
-            self.turns.holder = Holder::Running(task);
+            self.turns.set(Holder::Running(task));
             return self.run(task, work);
         }
         if let Some(incoming) = self.incoming.get_mut(&task) {
@@ -76,11 +108,23 @@ impl<V: Clone, P: Default> Rank<V, P> {
 
     pub(super) fn turn_done(&mut self, task: TaskId, turn: Turn, succeeded: bool) {
         if self.turns.holder == Holder::Running(task) {
-            self.turns.holder = match turn {
-                Turn::Keep if succeeded => Holder::Kept(task),
-                _ => Holder::Nobody,
+            let keeps = match turn {
+                Turn::Keep => (succeeded || mutant::is(Mutant::KeepFailed)) && !mutant::is(Mutant::KeepNothing),
+                Turn::End(_) => mutant::is(Mutant::EndKeeps),
+                Turn::None | Turn::Take => false,
             };
+            self.turns.set(if keeps { Holder::Kept(task) } else { Holder::Nobody });
             self.next_turn();
+        }
+    }
+
+    /// Someone waits for the turn: if its holder keeps it between two requests, asks whether that rank is alive. Else nobody would know, and all would wait for ever.
+    pub(super) fn knock(&mut self) {
+        if let (Holder::Kept(kept), None) = (self.turns.holder, self.turns.knocked)
+            && !mutant::is(Mutant::SkipKnock)
+        {
+            self.turns.knocked = Some(self.now);
+            self.send(kept.from, Message::Knock { id: kept.request }, P::default());
         }
     }
 
@@ -102,7 +146,7 @@ impl<V: Clone, P: Default> Rank<V, P> {
                     continue;
                 }
                 if !mutant::is(Mutant::StepsAtOnce) {
-                    self.turns.holder = Holder::Running(task);
+                    self.turns.set(Holder::Running(task));
                 }
                 self.run(task, *work);
             }
@@ -222,5 +266,66 @@ mod tests {
         assert_eq!(arrive(&mut rank, wrong, Turn::End(1)), []);
         assert_eq!(arrive(&mut rank, end, Turn::End(1)), [end]);
         assert_eq!(done(&mut rank, end, true), [wrong]);
+    }
+
+    /// What a rank says to another, in answer to a query of this request.
+    fn asked(rank: &mut Rank<(), ()>, task: TaskId) -> (Status, Vec<(u32, Message)>) {
+        rank.receive(task.from, Message::Query { id: task.request }, ());
+        let mut sent = rank.take_actions().into_iter().map(|action| match action {
+            Action::Send { to, message, .. } => (to, message),
+            other => panic!("{other:?}"),
+        });
+        let report = sent.next().unwrap();
+        let (to, Message::Report { id, status }) = report else {
+            panic!("{report:?}")
+        };
+        assert_eq!((to, id), (task.from, task.request));
+        (status, sent.collect())
+    }
+
+    #[test]
+    fn who_waits_for_a_kept_turn_hears_whether_its_keeper_is_alive() {
+        let mut rank = rank();
+        let (keep, other, end) = (task(1, 1), task(2, 1), task(1, 2));
+        arrive(&mut rank, keep, Turn::Keep);
+        arrive(&mut rank, other, Turn::Take);
+        // The keeper's function still runs: nobody needs to be asked.
+        assert_eq!(asked(&mut rank, other), (Status::Queued(1), vec![]));
+        done(&mut rank, keep, true);
+        let knock = vec![(1, Message::Knock { id: 1 })];
+        for second in 0..3 {
+            rank.set_now(Instant::from_secs(10 * second));
+            assert_eq!(asked(&mut rank, other), (Status::Queued(1), knock.clone()));
+            rank.receive(1, Message::Here { id: 1 }, ());
+        }
+        assert_eq!(asked(&mut rank, other), (Status::Queued(1), knock));
+        rank.set_now(Instant::from_secs(27));
+        // It has been asked, and isn't asked again.
+        let (status, sent) = asked(&mut rank, other);
+        assert_eq!((status, sent), (Status::Kept { by: 1, silent: 7.0 }, vec![]));
+        assert!(!status.is_sign_of_life());
+        // It goes on after all.
+        assert_eq!(arrive(&mut rank, end, Turn::End(1)), [end]);
+        assert_eq!(asked(&mut rank, other), (Status::Queued(1), vec![]));
+        rank.receive(1, Message::Here { id: 1 }, ());
+        assert_eq!(done(&mut rank, end, true), [other]);
+    }
+
+    #[test]
+    fn a_rank_answers_a_knock() {
+        let mut rank = rank();
+        rank.receive(2, Message::Knock { id: 7 }, ());
+        let sent = rank.take_actions();
+        assert!(
+            matches!(
+                &sent[..],
+                [Action::Send {
+                    to: 2,
+                    message: Message::Here { id: 7 },
+                    ..
+                }]
+            ),
+            "{sent:?}"
+        );
     }
 }

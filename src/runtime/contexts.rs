@@ -5,6 +5,18 @@ use super::*;
 /// How long a backward whose time is up waits for its ranks to add gradients that are all there.
 const COMMIT: Duration = Duration::from_secs(2);
 
+/// A backward whose time is up.
+struct Overdue {
+    context: ContextId,
+    /// The ranks that it waits for, and the one that owes a sign of life, since when.
+    ranks: Vec<u32>,
+    silent: Option<(u32, Duration)>,
+    /// How long it was to take.
+    seconds: f64,
+    /// It was too late to give up before.
+    committing: bool,
+}
+
 impl Runtime {
     pub(crate) fn open_context(self: &Arc<Self>) -> Result<ContextId> {
         self.event(|core| core.rank.open_context())
@@ -91,41 +103,14 @@ impl Runtime {
                 (core.rank.backward_waits_for(context), core.rank.backward_silent(context))
             };
             if end.is_some_and(|e| now >= e) && (committing.is_some() || lost != end || still_silent == silent) {
-                let rank = still_silent.map(|s| s.0).or(ranks.first().copied()).unwrap_or(self.rank());
-                let seconds = limit.map_or(start.elapsed(), |l| l.time).as_secs_f64();
-                let status = match still_silent {
-                    Some((_, since)) => format!(
-                        "it has said nothing for {:.1} s",
-                        (self.started.elapsed() - since + self.pace.ask_after).as_secs_f64()
-                    ),
-                    None => format!("waiting for ranks {ranks:?}"),
+                let overdue = Overdue {
+                    context,
+                    ranks,
+                    silent: still_silent,
+                    seconds: limit.map_or(start.elapsed(), |l| l.time).as_secs_f64(),
+                    committing: committing.is_some(),
                 };
-                let error = |status| -> Error {
-                    let operation = "backward".into();
-                    ErrorKind::Timeout {
-                        operation,
-                        rank,
-                        seconds,
-                        status,
-                    }
-                    .into()
-                };
-                let abandoned = error(status.clone());
-                let in_time = self.event(|core| {
-                    let in_time = core.rank.abandon_backward(context, abandoned);
-                    if in_time || committing.is_some() {
-                        core.backwards.remove(&context);
-                    }
-                    in_time
-                })?;
-                if in_time {
-                    return Err(error(status));
-                }
-                if committing.is_some() && !slot.is_done() {
-                    return Err(error(format!(
-                        "in doubt: all gradients were there, and ranks {ranks:?} haven't said that they have added them to the context's"
-                    )));
-                }
+                self.give_up(&overdue, &slot)?;
                 // It is over, or about to be: to give up now would leave gradients behind.
                 committing = Some(now + self.pace.timeout.unwrap_or(COMMIT).min(COMMIT));
                 continue;
@@ -144,5 +129,49 @@ impl Runtime {
 
     pub(crate) fn counters(&self) -> Counters {
         lock(&self.core).rank.counters()
+    }
+
+    /// Gives up a backward, with an error that says what it waits for; unless all its gradients are there, so that it is about to be over.
+    fn give_up(self: &Arc<Self>, overdue: &Overdue, slot: &Slot) -> Result<()> {
+        let Overdue {
+            context,
+            ref ranks,
+            silent,
+            seconds,
+            committing,
+        } = *overdue;
+        let status = match silent {
+            Some((_, since)) => format!(
+                "it has said nothing for {:.1} s",
+                (self.started.elapsed() - since + self.pace.ask_after).as_secs_f64()
+            ),
+            None => format!("waiting for ranks {ranks:?}"),
+        };
+        let error = |status| -> Error {
+            ErrorKind::Timeout {
+                operation: "backward".into(),
+                rank: silent.map(|s| s.0).or(ranks.first().copied()).unwrap_or(self.rank()),
+                seconds,
+                status,
+            }
+            .into()
+        };
+        let abandoned = error(status.clone());
+        let in_time = self.event(|core| {
+            let in_time = core.rank.abandon_backward(context, abandoned);
+            if in_time || committing {
+                core.backwards.remove(&context);
+            }
+            in_time
+        })?;
+        if in_time {
+            return Err(error(status));
+        }
+        if committing && !slot.is_done() {
+            return Err(error(format!(
+                "in doubt: all gradients were there, and ranks {ranks:?} haven't said that they have added them to the context's"
+            )));
+        }
+        Ok(())
     }
 }

@@ -1,4 +1,7 @@
-//! Threads for user functions. The pool grows when its threads block, so that nested calls always find one, up to a limit.
+//! Threads for user functions. The pool grows when its threads block, so that nested calls always find one.
+//!
+//! The limit is on threads at work. One that waits for an answer doesn't count: the functions that it waits for, here and on other ranks, need
+//! threads too, and if those who wait held all of them, ranks would wait for each other for ever.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -24,6 +27,13 @@ struct State {
     blocked: usize,
     closed: bool,
     warned: Option<Instant>,
+}
+
+impl State {
+    /// Threads that neither wait for work nor in a call.
+    fn at_work(&self) -> usize {
+        self.threads.saturating_sub(self.blocked + self.idle)
+    }
 }
 
 struct Shared {
@@ -72,7 +82,7 @@ impl Pool {
         state.jobs.push_back((Instant::now(), Box::new(job)));
         if state.idle >= state.jobs.len() {
             self.0.work.notify_one();
-        } else if state.threads - state.blocked < self.0.base {
+        } else if state.threads.saturating_sub(state.blocked) < self.0.base {
             self.grow(&mut state);
         }
     }
@@ -86,13 +96,13 @@ impl Pool {
     }
 
     fn grow(&self, state: &mut State) {
-        if state.threads >= self.0.limit {
+        if state.threads.saturating_sub(state.blocked) >= self.0.limit {
             if state.warned.is_none_or(|t| t.elapsed() > Duration::from_secs(5)) {
                 state.warned = Some(Instant::now());
                 log::warn!(
-                    "rank {}: all {} threads of the function pool are in use ({} blocked in calls), {} functions wait; raise RANKGRAD_POOL_THREADS",
+                    "rank {}: {} threads of the function pool are at work ({} more wait in calls), {} functions wait; raise RANKGRAD_POOL_THREADS",
                     self.0.rank,
-                    state.threads,
+                    state.at_work(),
                     state.blocked,
                     state.jobs.len()
                 );
@@ -111,6 +121,10 @@ impl Pool {
         ON_POOL.set(true);
         let mut state = self.state();
         loop {
+            // Some that waited have come back.
+            if state.at_work() > self.0.limit {
+                break;
+            }
             if let Some((_, job)) = state.jobs.pop_front() {
                 drop(state);
                 if std::panic::catch_unwind(std::panic::AssertUnwindSafe(job)).is_err() {
@@ -139,7 +153,8 @@ impl Pool {
 
     /// Runs `wait`, which blocks; meanwhile another thread may take this one's place.
     pub(crate) fn blocking<R>(&self, wait: impl FnOnce() -> R) -> R {
-        if !ON_POOL.get() {
+        // Within a wait, another one is the same thread's.
+        if !ON_POOL.replace(false) {
             return wait();
         }
         let mut state = self.state();
@@ -150,6 +165,7 @@ impl Pool {
         drop(state);
         let result = wait();
         self.state().blocked -= 1;
+        ON_POOL.set(true);
         result
     }
 

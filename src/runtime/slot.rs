@@ -143,8 +143,7 @@ impl Slot {
         let now = Instant::now();
         let mut state = self.state();
         state.status = Some((status, now));
-        // A registration takes no time: if it isn't confirmed, the value's owner is lost.
-        if !matches!(status, Status::Unknown | Status::Confirming) {
+        if status.is_sign_of_life() {
             state.heard = Some(now);
         }
     }

@@ -1,4 +1,4 @@
-//! Issuing calls and waiting for them, as `rpc` and `runtime` do; a job waits where a thread would.
+//! Issuing calls, as `rpc` and `runtime` do.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -9,11 +9,11 @@ use serde::Serialize;
 use super::handle::Ref;
 use super::node::{Slot, Value};
 use super::program::Function;
-use super::world::{ASK_AFTER, Sim, TIMEOUT, World};
-use crate::protocol::{ContextId, CrossingId, Gate, Manner, Mode, Op, RefId, RequestId, Tag, TaskId, Turn};
+use super::world::{Sim, World};
+use crate::protocol::{ContextId, CrossingId, Gate, Op, RefId, RequestId, Tag, TaskId, Turn};
 use crate::rpc::{Frame, Recorded, Recorder, Recording};
 use crate::tensor::Tensor;
-use crate::wire::{self, Delivered, Encoded, Payload};
+use crate::wire::{self, Encoded, Payload};
 use crate::{Error, ErrorKind, Result};
 
 /// What goes along with a call.
@@ -49,16 +49,18 @@ pub(super) struct Caller {
     pub limit: Option<Duration>,
     /// A client's calls count for the window to their receiver.
     pub windowed: bool,
+    /// It may give up though nothing is lost.
+    pub impatient: bool,
 }
 
 /// A request on its way.
 pub(super) struct Call {
-    slot: Rc<Slot>,
-    request: RequestId,
+    pub slot: Rc<Slot>,
+    pub request: RequestId,
     pub to: u32,
-    start: Duration,
-    recorder: Option<Recorder>,
-    sent: Option<CrossingId>,
+    pub start: Duration,
+    pub recorder: Option<Recorder>,
+    pub sent: Option<CrossingId>,
 }
 
 impl Caller {
@@ -200,58 +202,15 @@ impl Caller {
         Ok((encoded, crossing))
     }
 
-    /// Waits for room in the window, as `Runtime::wait_for_room` does.
-    async fn room(&self, to: u32, size: usize) -> Result<()> {
-        let (sim, rank) = (&self.sim, self.rank);
-        let open = |world: &mut World| world.nodes[rank as usize].rank.window_is_open(to, size).then_some(());
-        if !self.windowed || to == rank || open(&mut sim.world()).is_some() {
-            return Ok(());
-        }
-        let start = {
-            let mut world = sim.world();
-            world.checks.count("a window is full");
-            world.now
-        };
-        let (mut oldest, mut heard, mut asked) = (None, start, start);
-        loop {
-            let end = |heard: Duration| self.limit.map_or(heard + TIMEOUT, |l| start + l);
-            let ask = asked.max(heard) + ASK_AFTER;
-            if sim.until(rank, None, Some(end(heard).min(ask)), open).await.is_some() {
-                return Ok(());
-            }
-            let (now, found) = {
-                let world = sim.world();
-                let node = &world.nodes[rank as usize];
-                let found = node.rank.fills_window(to);
-                let word = found.and_then(|id| node.waiting.get(&id)?.heard.get());
-                heard = if found == oldest {
-                    heard.max(word.unwrap_or(start))
-                } else {
-                    world.now
-                };
-                (world.now, found)
-            };
-            oldest = found;
-            if now >= end(heard) {
-                return Err(self.timed_out("room in a window", to));
-            }
-            if now >= ask {
-                asked = now;
-                if let Some(request) = found {
-                    sim.step(rank, |n| n.rank.query(request));
-                }
-            }
-        }
-    }
-
     fn send(&self, to: u32, op: Op, refs: Vec<RefId>, payload: Payload, window: Option<usize>, sent: Option<CrossingId>) -> Call {
         let (slot, from) = (Slot::new(), self.rank);
         let waiting = Rc::clone(&slot);
+        if to == from {
+            let mut world = self.sim.world();
+            let request = world.nodes[from as usize].rank.next_request();
+            world.expect(from, TaskId { from, request }, &op);
+        }
         let request = self.sim.step(from, |node| {
-            if to == from {
-                let request = node.rank.next_request();
-                node.expect(TaskId { from, request }, &op);
-            }
             let request = node.rank.request(to, op, refs, payload, window);
             node.waiting.insert(request, waiting);
             request
@@ -270,61 +229,27 @@ impl Caller {
         }
     }
 
-    /// Waits for an answer; asks after it, and gives up when nothing is heard.
-    pub(super) async fn wait(&self, call: Call) -> Result<Delivered> {
-        let (sim, rank, slot) = (&self.sim, self.rank, &call.slot);
-        let mut asked: Option<Duration> = None;
-        let reply = loop {
-            let heard = slot.heard.get().unwrap_or(call.start);
-            let ask = asked.unwrap_or(call.start).max(heard) + ASK_AFTER;
-            let end = |heard: Duration| self.limit.map_or(heard + TIMEOUT, |l| call.start + l);
-            let until = end(heard).min(ask);
-            let done = sim.until(rank, Some(slot), Some(until), |_| slot.is_done().then_some(())).await;
-            if done.is_some()
-                && let Some(reply) = slot.take()
-            {
-                break reply;
-            }
-            let now = sim.world().now;
-            if now >= end(slot.heard.get().unwrap_or(call.start)) {
-                break Err(self.timed_out("a call", call.to));
-            }
-            if now >= ask {
-                asked = Some(now);
-                sim.step(rank, |n| n.rank.query(call.request));
-            }
-        };
-        if reply.is_err()
-            && let (Some(recorder), Some(sent)) = (&call.recorder, call.sent)
-        {
-            recorder.recording.unsend(sent);
-        }
-        reply
-    }
-
-    pub(super) fn timed_out(&self, operation: &str, to: u32) -> Error {
-        let mut world = self.sim.world();
-        world.checks.count("a wait times out");
-        let (now, rank) = (world.now, self.rank);
-        world
-            .trace
-            .note(|| format!("{now:>12.3?}  rank {rank} gives up on rank {to}: {operation}"));
-        if !world.checks.lossy {
-            world
-                .checks
-                .violate(|| format!("rank {rank} gives up on rank {to} ({operation}), though nothing is lost"));
-        }
-        ErrorKind::Timeout {
-            operation: operation.into(),
-            rank: to,
-            seconds: 0.0,
-            status: String::new(),
-        }
-        .into()
-    }
-
     pub(super) async fn results(&self, call: Call) -> Result<Results> {
         self.wait(call).await?.decode()
+    }
+
+    /// Waits for all, then says which failed first.
+    pub(super) async fn all(&self, calls: Vec<Result<Call>>) -> Result<Vec<(u32, Results)>> {
+        let (mut results, mut failure) = (Vec::new(), None);
+        for call in calls {
+            let outcome = match call {
+                Ok(call) => {
+                    let to = call.to;
+                    self.results(call).await.map(|r| (to, r))
+                }
+                Err(e) => Err(e),
+            };
+            match outcome {
+                Ok(result) => results.push(result),
+                Err(e) => failure = failure.or(Some(e)),
+            }
+        }
+        failure.map_or(Ok(results), Err)
     }
 
     /// The same, in a frame of a context.
@@ -335,56 +260,6 @@ impl Caller {
                 frame: Frame::new(path),
             }),
             ..self.clone()
-        }
-    }
-
-    /// Runs a backward of one of this rank's contexts, as `Runtime::backward` does.
-    pub(super) async fn backward(&self, recording: &Recording, number: u32, mode: Mode, retain: bool, roots: Vec<Tensor>) -> Result<()> {
-        let (sim, rank, context): (_, _, ContextId) = (&self.sim, self.rank, recording.id);
-        let manner = Manner {
-            mode,
-            retain_graph: retain,
-        };
-        let slot = Slot::new();
-        let waiting = Rc::clone(&slot);
-        sim.step(rank, |n| {
-            n.rank.begin_backward(context, number, manner)?;
-            n.backwards.insert(context, waiting);
-            Ok::<(), Error>(())
-        })?;
-        // The engine begins in another job.
-        recording.set_roots(roots);
-        let start = sim.world().now;
-        let mut asked = start;
-        let mut committing = None;
-        loop {
-            let next = asked + ASK_AFTER;
-            let silent = sim.world().nodes[rank as usize].rank.backward_silent(context);
-            let lost = silent.map(|(_, since)| since + TIMEOUT - ASK_AFTER);
-            let end = committing.or_else(|| self.limit.map(|l| start + l).into_iter().chain(lost).min());
-            let until = end.map_or(next, |e| e.min(next));
-            let done = sim.until(rank, Some(&slot), Some(until), |_| slot.is_done().then_some(())).await;
-            if done.is_some() {
-                return slot.take().map_or(Ok(()), |reply| reply.map(drop));
-            }
-            let now = sim.world().now;
-            if end.is_some_and(|e| now >= e) {
-                let error = self.timed_out("backward", silent.map_or(rank, |s| s.0));
-                let abandoned = error.clone();
-                let in_time = sim.step(rank, |n| n.rank.abandon_backward(context, abandoned));
-                if in_time || committing.is_some() {
-                    sim.world().nodes[rank as usize].backwards.remove(&context);
-                    return Err(error);
-                }
-                sim.world().checks.count("a backward is given up too late");
-                committing = Some(now + TIMEOUT);
-                continue;
-            }
-            if now >= next {
-                asked = now;
-                sim.world().checks.count("a backward is asked after");
-                sim.step(rank, |n| n.rank.probe_backward(context));
-            }
         }
     }
 

@@ -52,6 +52,8 @@ pub struct Report {
     pub counts: BTreeMap<&'static str, u64>,
     /// What was found wrong.
     pub violations: Vec<Violation>,
+    /// The longest virtual time that a client spent in a step.
+    pub longest: Duration,
     /// How long it took.
     pub time: Duration,
 }
@@ -66,9 +68,10 @@ impl fmt::Display for Report {
         }
         write!(
             f,
-            "{} seeds, {} messages, {:.1} s, {} violations",
+            "{} seeds, {} messages, longest step {:.0} s of virtual time, {:.1} s, {} violations",
             self.seeds,
             self.messages,
+            self.longest.as_secs_f64(),
             self.time.as_secs_f64(),
             self.violations.len()
         )
@@ -88,6 +91,7 @@ pub fn replay(seed: u64) -> (Report, Vec<String>) {
     let report = Report {
         seeds: 1,
         messages: outcome.messages,
+        longest: outcome.longest,
         counts: outcome.counts,
         violations,
         time: Duration::ZERO,
@@ -124,6 +128,7 @@ fn campaign(seeds: Range<u64>, mutant: Option<Mutant>) -> Report {
                     let outcome = check(&program, Tracing::Off);
                     own.seeds += 1;
                     own.messages += outcome.messages;
+                    own.longest = own.longest.max(outcome.longest);
                     for (what, n) in outcome.counts {
                         *own.counts.entry(what).or_default() += n;
                     }
@@ -143,6 +148,7 @@ fn campaign(seeds: Range<u64>, mutant: Option<Mutant>) -> Report {
                 let mut report = lock(&report);
                 report.seeds += own.seeds;
                 report.messages += own.messages;
+                report.longest = report.longest.max(own.longest);
                 for (what, n) in own.counts {
                     *report.counts.entry(what).or_default() += n;
                 }

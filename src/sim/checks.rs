@@ -1,11 +1,17 @@
 //! What must hold, noted and looked at as a program runs.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::time::Duration;
 
+use super::events::Frame;
 use super::node::Value;
 use super::world::World;
-use crate::protocol::{ContextId, Input, Message, Op, RefId, TaskId, Work};
+use crate::Error;
+use crate::protocol::{ContextId, Input, Message, Op, RefId, TaskId, Turn, Work};
 use crate::wire::Payload;
+
+/// No step takes so long: it may wait for a rank that was lost, on each of its owners one after the other.
+const LONGEST: Duration = Duration::from_secs(1000);
 
 /// What was noted of one run.
 #[derive(Debug, Default)]
@@ -16,6 +22,8 @@ pub(crate) struct Checks {
     pub over: bool,
     /// Something may be lost in this run.
     pub lossy: bool,
+    /// The longest time that a client spent in a step.
+    pub longest: Duration,
     /// How often what was exercised.
     pub counts: BTreeMap<&'static str, u64>,
     /// Values that were made, and whether they were freed.
@@ -27,6 +35,11 @@ pub(crate) struct Checks {
     releases: HashMap<(ContextId, u32), u64>,
     /// The request of the step queue that runs, per rank.
     queued: HashMap<u32, TaskId>,
+    /// The request whose turn is kept, per rank; and requests whose turn won't be, since what ends it came first.
+    kept: HashMap<u32, TaskId>,
+    given_up: HashSet<(u32, TaskId)>,
+    /// Steps in two rounds, by client and number: their owners, and whether the client has sent the second round.
+    rounds: HashMap<(usize, u64), (Vec<u32>, bool)>,
     /// Steps that were applied: per owner and client, the number of the last, and how often each.
     steps: HashMap<(u32, usize, u64), u64>,
     last_steps: HashMap<(u32, usize), u64>,
@@ -87,7 +100,7 @@ impl Checks {
     }
 
     /// A rank begins a task.
-    pub(super) fn runs(&mut self, rank: u32, task: TaskId, work: &Work<Value, Payload>, arrivals: &mut VecDeque<TaskId>) {
+    pub(super) fn runs(&mut self, rank: u32, (task, turn): (TaskId, Turn), work: &Work<Value, Payload>, arrivals: &mut VecDeque<TaskId>) {
         match work {
             Work::Call { context: Some(tag), .. } => self.check_context(rank, tag.context, "a call runs"),
             Work::Encode { context: Some(tag), .. } => self.check_context(rank, tag.context, "a fetch runs"),
@@ -97,18 +110,56 @@ impl Checks {
             if let Some(other) = self.queued.insert(rank, task) {
                 self.violate(|| format!("rank {rank}: {task:?} of the step queue begins while {other:?} runs"));
             }
-            // Those before it were refused.
+            let kept = self.kept.get(&rank).copied();
+            let ends_it = matches!((turn, kept), (Turn::End(request), Some(kept)) if kept == TaskId { request, ..task });
             match arrivals.iter().position(|t| *t == task) {
+                // It goes before all that wait for the turn that it ends.
+                Some(at) if ends_it => {
+                    self.kept.remove(&rank);
+                    arrivals.remove(at);
+                    self.count("a kept turn is ended");
+                }
+                Some(_) if kept.is_some() => {
+                    self.violate(|| format!("rank {rank}: {task:?} of the step queue begins in the turn that {kept:?} keeps"));
+                }
+                // Those before it were refused.
                 Some(at) => drop(arrivals.drain(..=at)),
                 None => self.violate(|| format!("rank {rank}: {task:?} of the step queue is out of order, or runs twice")),
             }
         }
     }
 
-    /// A task of the step queue is done.
-    pub(super) fn dequeued(&mut self, rank: u32, task: TaskId) {
-        if self.queued.get(&rank) == Some(&task) {
-            self.queued.remove(&rank);
+    /// A client has waited so long in a step.
+    pub(super) fn waited(&mut self, client: usize, time: Duration) {
+        self.longest = self.longest.max(time);
+        if time > LONGEST {
+            self.violate(|| format!("client {client} waits for {time:?} in a step"));
+        }
+    }
+
+    /// A client begins a step in two rounds.
+    pub(super) fn step_begins(&mut self, client: usize, number: u64, owners: &[u32]) {
+        self.rounds.insert((client, number), (owners.to_vec(), false));
+    }
+
+    /// It sends the second round.
+    pub(super) fn step_applies(&mut self, client: usize, number: u64) {
+        if let Some(step) = self.rounds.get_mut(&(client, number)) {
+            step.1 = true;
+        }
+    }
+
+    /// An owner applies a step in a second round.
+    pub(super) fn applies(&mut self, rank: u32, client: usize, number: u64) {
+        if self.rounds.get(&(client, number)).is_none_or(|step| !step.1) {
+            self.violate(|| format!("rank {rank} applies step {number} of client {client}, which has no second round"));
+        }
+    }
+
+    /// An owner can't apply a step in a second round.
+    pub(super) fn second_round_fails(&mut self, rank: u32, client: usize, number: u64, error: &Error) {
+        if !self.lossy {
+            self.violate(|| format!("rank {rank} fails in the second round of step {number} of client {client}: {error}"));
         }
     }
 
@@ -155,6 +206,52 @@ impl Checks {
 }
 
 impl World {
+    /// Notes a request that arrives.
+    pub(super) fn expect(&mut self, rank: u32, task: TaskId, op: &Op) {
+        let Op::Call { gate, .. } = op else { return };
+        let node = &mut self.nodes[rank as usize];
+        if gate.turn != Turn::None {
+            node.arrivals.push_back(task);
+            node.turns.insert(task, gate.turn);
+        }
+        if let Turn::End(request) = gate.turn {
+            let kept = TaskId { request, ..task };
+            if self.checks.kept.get(&rank) != Some(&kept) {
+                self.checks.count("a turn is ended before it was kept");
+                self.checks.given_up.insert((rank, kept));
+            }
+        }
+        if let Some(context) = gate.gradients_of {
+            node.gated.insert(task, context);
+        }
+    }
+
+    /// A task of the step queue is done.
+    pub(super) fn turn_done(&mut self, rank: u32, task: TaskId, turn: Turn, succeeded: bool) {
+        let checks = &mut self.checks;
+        if checks.queued.get(&rank) == Some(&task) {
+            checks.queued.remove(&rank);
+        }
+        if turn == Turn::Keep && succeeded && !checks.given_up.contains(&(rank, task)) {
+            checks.kept.insert(rank, task);
+            checks.count("a turn is kept");
+        }
+    }
+
+    /// Where something is lost: a turn is kept only for a rank that was lost.
+    pub(super) fn check_kept(&mut self) {
+        for (rank, node) in (0..).zip(&self.nodes) {
+            let Some(kept) = node.rank.kept_turn().filter(|kept| {
+                let ends = |f: &Frame| f.from == kept.from && f.to == rank;
+                !node.stopped && !self.nodes[kept.from as usize].stopped && !self.frames().any(ends)
+            }) else {
+                continue;
+            };
+            self.checks.violate(|| format!("rank {rank} keeps a turn for ever, for {kept:?}"));
+            return;
+        }
+    }
+
     /// A request begins that a backward of its context, or its release, should have refused.
     pub(super) fn check_gate(&mut self, rank: u32, task: TaskId) {
         let node = &mut self.nodes[rank as usize];
@@ -244,6 +341,17 @@ impl World {
             return self
                 .checks
                 .violate(|| format!("at the end value {} on rank {} was never freed", id.value, id.owner));
+        }
+        let mut halves: Vec<_> = self.checks.rounds.iter().filter(|(_, step)| step.1).collect();
+        halves.sort_unstable();
+        for (&(client, number), (owners, _)) in halves {
+            if let Some(rank) = owners
+                .iter()
+                .find(|&&rank| !self.checks.steps.contains_key(&(rank, client, number)))
+            {
+                let what = format!("step {number} of client {client} was applied on some owners, and not on rank {rank}");
+                return self.checks.violate(|| what);
+            }
         }
         let Checks { met, releases, .. } = &self.checks;
         let mut all: Vec<_> = met.iter().chain(releases.keys()).copied().collect();

@@ -6,7 +6,7 @@ use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::program::{Client, Exchange, Fault, Op, Program, Racing, Tree};
+use super::program::{Between, Client, Exchange, Fault, Op, Program, Racing, Rounds, Tree};
 use crate::protocol::Mode;
 
 /// The program of a seed.
@@ -56,6 +56,11 @@ pub(super) fn program(seed: u64) -> Program {
             });
             program.limit = Some(Duration::from_secs(20));
         }
+        8 => program.faults.push(Fault::StopBetween {
+            client: rng.random_range(0..program.clients.len()),
+            step: rng.random_range(1..=2),
+            sent: rng.random_range(0..=2),
+        }),
         6..8 => program.faults.push(Fault::DuplicateReplies {
             every: rng.random_range(1..=10),
         }),
@@ -91,9 +96,7 @@ fn training(rng: &mut ChaCha8Rng, ranks: u32, ops: &mut Vec<Op>) {
     for _ in 0..rng.random_range(1..=3) {
         ops.push(put(rng, ranks));
     }
-    ops.push(Op::MakeOptimizer {
-        momentum: rng.random_bool(0.5),
-    });
+    ops.push(optimizer(rng));
     for _ in 0..rng.random_range(1..=3) {
         ops.push(Op::Open);
         for _ in 0..rng.random_range(1..=2) {
@@ -109,11 +112,12 @@ fn training(rng: &mut ChaCha8Rng, ranks: u32, ops: &mut Vec<Op>) {
             ops.push(backward(rng));
             ops.push(Op::Gradients { context: 0 });
         }
-        ops.push(Op::Step {
+        let at_once = Op::Step {
             optimizer: 0,
             context: 0,
             times: 1,
-        });
+        };
+        ops.push(if rng.random_bool(0.5) { rounds(rng, 0, 0) } else { at_once });
         ops.push(Op::Fetch {
             of: rng.random_range(0..3),
         });
@@ -190,10 +194,9 @@ fn any(rng: &mut ChaCha8Rng, ranks: u32) -> Op {
             context,
             waits: rng.random_bool(0.5),
         },
-        35 => Op::MakeOptimizer {
-            momentum: rng.random_bool(0.5),
-        },
-        36 | 37 => Op::Step {
+        35 => optimizer(rng),
+        36 => rounds(rng, of, context),
+        37 => Op::Step {
             optimizer: of,
             context,
             times: 1,
@@ -202,6 +205,40 @@ fn any(rng: &mut ChaCha8Rng, ranks: u32) -> Op {
         _ => Op::Sleep {
             micros: rng.random_range(0..5000),
         },
+    }
+}
+
+fn optimizer(rng: &mut ChaCha8Rng) -> Op {
+    Op::MakeOptimizer {
+        momentum: rng.random_bool(0.5),
+        fan_out: if rng.random_bool(0.3) { rng.random_range(1..=3) } else { 0 },
+    }
+}
+
+fn rounds(rng: &mut ChaCha8Rng, optimizer: usize, context: usize) -> Op {
+    let between = match rng.random_range(0..10) {
+        0..2 => Between::GiveUp {
+            after: if rng.random_bool(0.3) { 0 } else { rng.random_range(0..20_000) },
+        },
+        2 => Between::Sleep {
+            micros: rng.random_range(0..20_000),
+        },
+        3 => Between::Freeze {
+            of: rng.random_range(0..4),
+        },
+        _ => Between::Nothing,
+    };
+    let rounds = Rounds {
+        keeps: rng.random_bool(0.6),
+        reversed: rng.random_bool(0.5),
+        refuses: rng.random_bool(0.15).then(|| rng.random_range(0..4)),
+        between,
+        tells_all: rng.random_bool(0.5),
+    };
+    Op::StepInRounds {
+        optimizer,
+        context,
+        rounds,
     }
 }
 

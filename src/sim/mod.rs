@@ -7,10 +7,14 @@ mod caller;
 mod campaign;
 mod checks;
 mod client;
+mod driver;
+mod events;
 mod functions;
 mod generate;
 mod handle;
+mod jobs;
 mod loggp;
+mod mains;
 mod node;
 mod program;
 mod run;
@@ -19,6 +23,7 @@ mod shrink;
 #[cfg(test)]
 mod tests;
 mod trace;
+mod waiting;
 mod world;
 
 pub use campaign::{Report, Violation, mutants, replay, run};

@@ -46,6 +46,8 @@ pub(crate) enum Fault {
     Slow { rank: u32, factor: u32 },
     /// A rank stops answering at this time.
     Stop { rank: u32, at: Duration },
+    /// A client's rank stops answering in its so many-th step of two rounds, when so many requests of the second are sent.
+    StopBetween { client: usize, step: u64, sent: usize },
     /// Of every so many replies, one is lost.
     DropReplies { every: u64 },
     /// Of every so many replies, one comes twice.
@@ -55,7 +57,7 @@ pub(crate) enum Fault {
 impl Fault {
     /// Whether something may be lost by it.
     pub(crate) fn loses(self) -> bool {
-        matches!(self, Fault::Stop { .. } | Fault::DropReplies { .. })
+        !matches!(self, Fault::Slow { .. } | Fault::DuplicateReplies { .. })
     }
 }
 
@@ -104,10 +106,12 @@ pub(crate) enum Op {
     Race { context: usize, what: Racing },
     /// Releases a context; waits for it or not.
     Release { context: usize, waits: bool },
-    /// Makes an optimizer over the parameters.
-    MakeOptimizer { momentum: bool },
+    /// Makes an optimizer over the parameters, whose steps go over a tree of so many branches each; of none, to each owner directly.
+    MakeOptimizer { momentum: bool, fan_out: u32 },
     /// Steps an optimizer with a context's gradients, so many times at once.
     Step { optimizer: usize, context: usize, times: usize },
+    /// Steps an optimizer in two rounds: on all owners or on none, with gradients scaled by their global norm.
+    StepInRounds { optimizer: usize, context: usize, rounds: Rounds },
     /// Drops an optimizer.
     DropOptimizer { optimizer: usize },
     /// Waits for a while.
@@ -121,6 +125,38 @@ pub(crate) enum Racing {
     Gradients,
     Backward,
     Release,
+}
+
+/// A step in two rounds.
+#[derive(Debug, Clone)]
+pub(crate) struct Rounds {
+    /// Owner after owner, ascending, keeps its turn until the second round. Else all prepare at once, over the tree if there is one, and hold no turn.
+    pub keeps: bool,
+    /// Where turns aren't kept, owners are asked in the opposite order.
+    pub reversed: bool,
+    /// The owner of this parameter refuses.
+    pub refuses: Option<usize>,
+    pub between: Between,
+    /// An owner that refused is told, too, that there is no second round; it makes no difference.
+    pub tells_all: bool,
+}
+
+/// What happens between two rounds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Between {
+    Nothing,
+    /// Time passes.
+    Sleep {
+        micros: u64,
+    },
+    /// A parameter is frozen, until the step is over.
+    Freeze {
+        of: usize,
+    },
+    /// The client gives up on each answer of the first round after a time, and on the step whatever comes.
+    GiveUp {
+        after: u64,
+    },
 }
 
 /// What a function does with references.
@@ -205,6 +241,8 @@ pub(crate) enum Function {
     MakeOptimizer {
         id: OptimizerId,
         momentum: bool,
+        /// Owners that it passes steps on to.
+        children: Vec<u32>,
     },
     Step {
         id: OptimizerId,
@@ -212,16 +250,37 @@ pub(crate) enum Function {
         client: usize,
         number: u64,
     },
-    DropOptimizer {
-        id: OptimizerId,
-    },
-    /// Passes a step on to the ranks below this one in a tree of so many branches each, and makes it here.
-    PassOn {
+    /// The first round of a step: takes hold of gradients, changes nothing.
+    Prepare {
         id: OptimizerId,
         context: ContextId,
         client: usize,
         number: u64,
-        fan_out: u32,
+        refuses: bool,
+    },
+    /// The second: applies what the first prepared, times a number that comes along.
+    Apply {
+        id: OptimizerId,
+        client: usize,
+        number: u64,
+    },
+    /// There will be no second round.
+    Cancel {
+        id: OptimizerId,
+        number: u64,
+    },
+    /// Freezes a parameter, or lets it go on.
+    Freeze {
+        frozen: bool,
+    },
+    DropOptimizer {
+        id: OptimizerId,
+    },
+    /// Passes a request, the optimizer's so many-th, on to the owners below this one, and does its own part.
+    PassOn {
+        id: OptimizerId,
+        number: u64,
+        passed: Box<Function>,
     },
     /// Calls ranks below this one in a tree of so many branches each, and adds up.
     Spread {

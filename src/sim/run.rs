@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::client::{self, Log, Seen, Session};
+use super::client::{Log, Seen, Session};
+use super::mains;
 use super::program::Program;
 use super::world::Sim;
 
@@ -16,6 +18,7 @@ pub(crate) struct Outcome {
     pub violation: Option<String>,
     pub counts: BTreeMap<&'static str, u64>,
     pub messages: u64,
+    pub longest: Duration,
     pub trace: Vec<String>,
 }
 
@@ -70,11 +73,14 @@ fn run(program: &Program, one_rank: bool, tracing: Tracing) -> (Outcome, Logs) {
                 world.checks.violate(|| format!("the end doesn't come on ranks {missing:?}"));
             } else if !world.checks.lossy {
                 world.check_left();
+            } else {
+                world.check_kept();
             }
         }
         outcome.violation = world.checks.violation.take();
         outcome.counts = std::mem::take(&mut world.checks.counts);
         outcome.messages = world.messages;
+        outcome.longest = world.checks.longest;
         outcome.trace = world.trace.take();
     }
     let ended = catch_unwind(AssertUnwindSafe(|| sim.end()));
@@ -109,7 +115,7 @@ fn start(sim: &Sim, program: &Program, logs: &[Log]) -> Vec<Rc<Cell<bool>>> {
         sim.spawn(
             rank,
             Arc::from([]),
-            client::main(sim.clone(), rank, serves, program.leads && size > 1, clients),
+            mains::main(sim.clone(), rank, serves, program.leads && size > 1, clients),
         );
     }
     sim.run();

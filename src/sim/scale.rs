@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::caller::{Arguments, Call, Caller, gate};
-use super::client;
-use super::functions::draw;
+use super::functions::{children_in_tree, draw};
 use super::handle::Ref;
 use super::loggp::LogGp;
+use super::mains;
 use super::program::{Function, Tree};
 use super::world::Sim;
 use crate::autograd::check_roots;
@@ -68,6 +68,7 @@ pub fn scale(ranks: u32, model: LogGp, fan_out: u32) -> Result<Vec<Cost>> {
         recorder: None,
         limit: None,
         windowed: true,
+        impatient: false,
     };
     let mut measured = Measured {
         sim,
@@ -81,14 +82,14 @@ pub fn scale(ranks: u32, model: LogGp, fan_out: u32) -> Result<Vec<Cost>> {
     );
     measured.phase(
         "make an optimizer over N owners",
-        make(caller.clone(), Rc::clone(&measured.state), id),
+        make(caller.clone(), Rc::clone(&measured.state), id, fan_out),
     );
     measured.phase("call N ranks in a context", forward(caller.clone(), Rc::clone(&measured.state)));
     measured.phase("backward over N ranks", backward(Rc::clone(&measured.state)));
     measured.phase("step over N owners", step(caller.clone(), Rc::clone(&measured.state), id));
     measured.phase(
         "step over a tree of N owners",
-        step_over_tree(caller.clone(), Rc::clone(&measured.state), id, fan_out),
+        step_over_tree(caller.clone(), Rc::clone(&measured.state), id),
     );
     measured.phase(
         "release a context, met through one rank",
@@ -138,7 +139,7 @@ impl Measured {
             for rank in 0..size {
                 let (sim, at) = (own.clone(), Rc::clone(&at));
                 own.spawn(rank, Arc::from([]), async move {
-                    client::main(sim.clone(), rank, 0, false, Vec::new()).await;
+                    mains::main(sim.clone(), rank, 0, false, Vec::new()).await;
                     at.set(at.get().max(sim.world().clock(rank)));
                 });
             }
@@ -174,7 +175,7 @@ async fn put(caller: Caller, state: Rc<RefCell<State>>, ranks: u32) -> Result<()
     Ok(())
 }
 
-async fn make(caller: Caller, state: Rc<RefCell<State>>, id: OptimizerId) -> Result<()> {
+async fn make(caller: Caller, state: Rc<RefCell<State>>, id: OptimizerId, fan_out: u32) -> Result<()> {
     let parameters = state.borrow().parameters.clone();
     let mut calls = Vec::new();
     for of in &parameters {
@@ -182,7 +183,11 @@ async fn make(caller: Caller, state: Rc<RefCell<State>>, id: OptimizerId) -> Res
             refs: std::slice::from_ref(of),
             ..Default::default()
         };
-        let function = Function::MakeOptimizer { id, momentum: false };
+        let function = Function::MakeOptimizer {
+            id,
+            momentum: false,
+            children: children_in_tree(of.id().owner, parameters.len() as u32, fan_out).collect(),
+        };
         calls.push(
             caller
                 .issue(of.id().owner, &function, arguments, Gate::default(), Recorded::Never)
@@ -292,14 +297,18 @@ async fn step(caller: Caller, state: Rc<RefCell<State>>, id: OptimizerId) -> Res
 }
 
 /// One request to the owner at the head of the tree.
-async fn step_over_tree(caller: Caller, state: Rc<RefCell<State>>, id: OptimizerId, fan_out: u32) -> Result<()> {
+async fn step_over_tree(caller: Caller, state: Rc<RefCell<State>>, id: OptimizerId) -> Result<()> {
     let context = state.borrow().context.as_ref().map(|c| c.0.id);
-    let function = Function::PassOn {
+    let step = Function::Step {
         id,
         context: context.ok_or_else(|| Error::user("no context"))?,
         client: 0,
         number: 2,
-        fan_out,
+    };
+    let function = Function::PassOn {
+        id,
+        number: 0,
+        passed: step.into(),
     };
     let call = caller
         .issue(0, &function, Arguments::default(), Gate::default(), Recorded::Never)

@@ -1,5 +1,6 @@
 //! The simulation at a small size.
 
+use super::program::{Between, Client, Fault, Op, Program, Rounds};
 use super::run::{Tracing, check};
 use super::{generate, replay, run};
 use crate::mutant::{self, Mutant};
@@ -22,9 +23,74 @@ fn random_programs_keep_the_rules() {
         "a message over the memory limit",
         "a window is full",
         "something races with a backward",
+        "a kept turn is ended",
+        "a turn is ended before it was kept",
+        "a client gives up between two rounds",
+        "a step is passed on along a tree",
+        "a parameter is frozen between two rounds",
+        "a rank stops answering between two rounds",
     ] {
         assert!(report.counts.contains_key(what), "no program did this: {what}\n{report}");
     }
+}
+
+/// It was found by a seed: those behind the turn were told that they are queued, for ever.
+#[test]
+fn a_rank_that_stops_while_it_keeps_a_turn_is_given_up_by_those_who_wait_for_it() {
+    let training = |seed, step| {
+        let put = Op::Put { place: 1, seed };
+        let optimizer = Op::MakeOptimizer {
+            momentum: true,
+            fan_out: 0,
+        };
+        vec![put, optimizer, Op::Open, step]
+    };
+    let rounds = Rounds {
+        keeps: true,
+        reversed: false,
+        refuses: None,
+        between: Between::Nothing,
+        tells_all: true,
+    };
+    let (optimizer, context) = (0, 0);
+    let stops = training(
+        334,
+        Op::StepInRounds {
+            optimizer,
+            context,
+            rounds,
+        },
+    );
+    let mut waits = training(
+        301,
+        Op::Step {
+            optimizer,
+            context,
+            times: 1,
+        },
+    );
+    waits.insert(3, Op::Sleep { micros: 100_000 });
+    let client = |place, ops| Client { place, ops };
+    let program = Program {
+        seed: 2329,
+        ranks: 5,
+        clients: vec![client(4, waits), client(3, stops)],
+        serves: vec![0; 5],
+        leads: false,
+        jitter: 20,
+        faults: vec![Fault::StopBetween {
+            client: 1,
+            step: 1,
+            sent: 0,
+        }],
+        window: 256,
+        memory: None,
+        reach: usize::MAX,
+        limit: None,
+    };
+    let outcome = check(&program, Tracing::Last);
+    assert_eq!(outcome.violation, None, "{:#?}", outcome.trace);
+    assert_eq!(outcome.counts.get("a wait times out"), Some(&1));
 }
 
 #[test]

@@ -3,22 +3,21 @@
 use std::cell::{Cell, RefCell, RefMut};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
-use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::checks::Checks;
+use super::events::{Entry, Event, Frame, Timing};
 use super::handle::Handles;
+use super::jobs::{Job, JobId};
 use super::loggp::LogGp;
-use super::node::{Node, Slot, Value};
+use super::node::Node;
 use super::program::{Fault, Program};
 use super::trace::Trace;
-use crate::autograd::frame;
 use crate::protocol::{RefId, TaskId, Window};
 use crate::tensor::Data;
 
@@ -29,83 +28,6 @@ pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
 const FOREVER: Duration = Duration::from_secs(20_000);
 /// Nor has so many events.
 const MOST: u64 = 1_000_000;
-
-pub(super) type JobId = u64;
-pub(super) type Script = Pin<Box<dyn Future<Output = ()>>>;
-
-/// A message on its way.
-#[derive(Debug)]
-pub(super) struct Frame {
-    pub from: u32,
-    pub to: u32,
-    pub header: Vec<u8>,
-    pub segments: Vec<Data>,
-    pub refs: Vec<RefId>,
-    /// Messages in a row that led to it, itself included.
-    pub round: u64,
-    /// It comes once more.
-    pub again: bool,
-}
-
-pub(super) enum Event {
-    Deliver(Frame),
-    /// A job may go on.
-    Resume(JobId),
-    /// Values are dropped.
-    Callback {
-        rank: u32,
-        values: Vec<Value>,
-    },
-    /// A rank looks whether handles were dropped.
-    Poll {
-        rank: u32,
-    },
-    Stop {
-        rank: u32,
-    },
-}
-
-struct Entry {
-    at: Duration,
-    number: u64,
-    event: Event,
-}
-
-impl PartialEq for Entry {
-    fn eq(&self, other: &Self) -> bool {
-        self.number == other.number
-    }
-}
-
-impl Eq for Entry {}
-
-impl PartialOrd for Entry {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Entry {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.number).cmp(&(other.at, other.number))
-    }
-}
-
-/// How long things take.
-pub(super) enum Timing {
-    /// Any time, from this source.
-    Random { rng: Box<ChaCha8Rng>, jitter: u64, slow: Vec<u32> },
-    /// As a model says; `free` is when each rank's processor is.
-    Model { model: LogGp, free: Vec<Duration> },
-}
-
-struct Job {
-    script: Option<Script>,
-    rank: u32,
-    path: Arc<[u32]>,
-    /// The end may come before it is done: the engine of a backward whose context was released.
-    loose: bool,
-}
 
 /// All ranks, what is on the way, and the jobs that run on them.
 pub(crate) struct World {
@@ -126,13 +48,13 @@ pub(crate) struct World {
     /// The clients, where they are, and whether they are done.
     pub(super) clients: Vec<(u32, Rc<Cell<bool>>)>,
     timing: Timing,
-    events: BinaryHeap<Reverse<Entry>>,
+    pub(super) events: BinaryHeap<Reverse<Entry>>,
     next_event: u64,
     /// When the last message of each pair arrives.
     last: HashMap<(u32, u32), Duration>,
-    jobs: HashMap<JobId, Job>,
-    next_job: JobId,
-    current: JobId,
+    pub(super) jobs: HashMap<JobId, Job>,
+    pub(super) next_job: JobId,
+    pub(super) current: JobId,
     /// What creating requests create.
     pub(super) creating: HashMap<TaskId, RefId>,
 }
@@ -331,16 +253,6 @@ impl Sim {
         self.0.borrow_mut()
     }
 
-    /// Starts a job on a rank, in a frame.
-    pub(super) fn spawn(&self, rank: u32, path: Arc<[u32]>, script: impl Future<Output = ()> + 'static) {
-        self.world().spawn(rank, path, Box::pin(script), false);
-    }
-
-    /// Starts a job that the end doesn't wait for.
-    pub(super) fn spawn_loose(&self, rank: u32, script: impl Future<Output = ()> + 'static) {
-        self.world().spawn(rank, Arc::from([]), Box::pin(script), true);
-    }
-
     /// Runs until nothing is left to do, all is over, or something was found wrong.
     pub(super) fn run(&self) {
         loop {
@@ -394,34 +306,6 @@ impl Sim {
         self.world().nodes[rank as usize].stopped
     }
 
-    fn resume(&self, job: JobId) {
-        let taken = {
-            let mut world = self.world();
-            world.current = job;
-            let world = &mut *world;
-            world.jobs.get_mut(&job).and_then(|j| {
-                let stopped = world.nodes[j.rank as usize].stopped;
-                let script = if stopped { None } else { j.script.take() };
-                script.map(|s| (s, Arc::clone(&j.path)))
-            })
-        };
-        let Some((mut script, path)) = taken else { return };
-        let frame = frame::enter(path);
-        let polled = script.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        drop(frame);
-        if polled.is_pending() {
-            if let Some(j) = self.world().jobs.get_mut(&job) {
-                j.script = Some(script);
-            }
-        } else {
-            drop(script);
-            let ended = self.world().jobs.remove(&job);
-            if let Some(j) = ended {
-                self.poll_soon(j.rank);
-            }
-        }
-    }
-
     /// If handles were dropped on a rank, it tells soon.
     pub(super) fn poll_soon(&self, rank: u32) {
         let mut world = self.world();
@@ -430,83 +314,5 @@ impl Sim {
             let at = world.clock(rank) + world.delay(rank);
             world.schedule(at, Event::Poll { rank });
         }
-    }
-
-    /// Waits until `ready` has something, or until a time: looks again whenever something happens on the rank, or when the slot is filled.
-    pub(super) async fn until<T>(
-        &self,
-        rank: u32,
-        slot: Option<&Rc<Slot>>,
-        deadline: Option<Duration>,
-        mut ready: impl FnMut(&mut World) -> Option<T>,
-    ) -> Option<T> {
-        let mut timed = false;
-        std::future::poll_fn(|_| {
-            let mut world = self.world();
-            if let Some(value) = ready(&mut world) {
-                return Poll::Ready(Some(value));
-            }
-            if deadline.is_some_and(|d| world.now >= d) {
-                return Poll::Ready(None);
-            }
-            let job = world.current;
-            match slot {
-                Some(slot) => slot.job.set(Some(job)),
-                None => {
-                    let waiters = &mut world.nodes[rank as usize].waiters;
-                    if !waiters.contains(&job) {
-                        waiters.push(job);
-                    }
-                }
-            }
-            if let (Some(deadline), false) = (deadline, timed) {
-                timed = true;
-                world.schedule(deadline, Event::Resume(job));
-            }
-            Poll::Pending
-        })
-        .await
-    }
-
-    /// Waits for a while.
-    pub(super) async fn sleep(&self, rank: u32, time: Duration) {
-        let (deadline, slot) = (self.world().clock(rank) + time, Slot::new());
-        self.until(rank, Some(&slot), Some(deadline), |_| None::<()>).await;
-    }
-
-    /// Lets others go first, for some time.
-    pub(super) async fn pause(&self, rank: u32) {
-        let time = self.world().delay(rank);
-        if time > Duration::ZERO {
-            self.sleep(rank, time).await;
-        }
-    }
-
-    /// Ends all jobs: they hold the world that holds them.
-    pub(super) fn end(&self) {
-        let (jobs, events) = {
-            let mut world = self.world();
-            (std::mem::take(&mut world.jobs), std::mem::take(&mut world.events))
-        };
-        drop((jobs, events));
-        let nodes = std::mem::take(&mut self.world().nodes);
-        drop(nodes);
-    }
-}
-
-impl World {
-    fn spawn(&mut self, rank: u32, path: Arc<[u32]>, script: Script, loose: bool) {
-        self.next_job += 1;
-        let job = self.next_job;
-        self.jobs.insert(
-            job,
-            Job {
-                script: Some(script),
-                rank,
-                path,
-                loose,
-            },
-        );
-        self.wake(rank, job);
     }
 }

@@ -4,7 +4,7 @@ use super::parse_header;
 use crate::protocol::{Message, Op, Part};
 
 /// All kinds.
-pub(crate) const KINDS: [&str; 19] = [
+pub(crate) const KINDS: [&str; 21] = [
     "call",
     "fetch",
     "mark",
@@ -19,6 +19,8 @@ pub(crate) const KINDS: [&str; 19] = [
     "release",
     "query",
     "report",
+    "knock",
+    "here",
     "probe",
     "sign",
     "led",
@@ -50,6 +52,8 @@ pub(crate) fn kind(header: &[u8]) -> &'static str {
         Message::Release { .. } => "release",
         Message::Query { .. } => "query",
         Message::Report { .. } => "report",
+        Message::Knock { .. } => "knock",
+        Message::Here { .. } => "here",
         Message::Probe { .. } => "probe",
         Message::Sign { .. } => "sign",
         Message::Led { .. } => "led",

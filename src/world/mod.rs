@@ -6,6 +6,7 @@ mod signals;
 
 use std::any::{Any, TypeId};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 pub use builder::Builder;
 pub use signals::{REQUEUE, Signal};
@@ -43,8 +44,8 @@ use crate::{Error, ErrorKind, Result};
 pub struct World {
     caller: Caller,
     finished: bool,
-    /// The error that `lead` returned here; told if the world is dropped because of it.
-    lead_failed: OnceLock<String>,
+    /// The error because of which this rank gives up, if it does; told if the world is dropped then.
+    failure: OnceLock<Failure>,
     _compute: ComputeThreads,
 }
 
@@ -73,7 +74,7 @@ impl World {
                 limit: None,
             },
             finished: false,
-            lead_failed: OnceLock::new(),
+            failure: OnceLock::new(),
         }
     }
 
@@ -98,7 +99,7 @@ impl World {
     /// Rank 0 runs `f`; the others serve until it returns. Collective; blocks. `Some` of the result on rank 0, `None` on the others.
     ///
     /// # Errors
-    /// `f`'s error on rank 0; [`ErrorKind::LeadFailed`] with its text on the others.
+    /// `f`'s error on rank 0; [`ErrorKind::LeadFailed`] on the others, which names it in short. If all return it, rank 0 tells it and ends the job.
     pub fn lead<R>(&self, f: impl FnOnce(&World) -> Result<R>) -> Result<Option<R>> {
         self.runtime().check_alive("lead")?;
         if self.rank() == 0 {
@@ -117,7 +118,11 @@ impl World {
     }
 
     fn note_failure(&self, error: &Error) {
-        let _ = self.lead_failed.set(error.to_string()); // the first one counts
+        let failure = match error.kind() {
+            ErrorKind::LeadFailed { message } => Failure::OfRank0(message.clone()),
+            _ => Failure::Own(error.to_string()),
+        };
+        let _ = self.failure.set(failure); // the first one counts
     }
 
     /// As [`lead`](Self::lead), whose closure runs on rank 0's main thread, so that rank 0's own `on_main` functions can't be called from it; on the ranks that serve, `on_main` functions run on the main thread, one at a time, with `state`. Collective; blocks.
@@ -236,15 +241,31 @@ impl Calls for World {
     }
 }
 
+/// Why a rank gives up.
+#[derive(Debug)]
+enum Failure {
+    Own(String),
+    /// What `lead` failed with there.
+    OfRank0(String),
+}
+
+/// What rank 0 failed with it tells itself, and ends the job: one line instead of one a rank. If it hasn't after this time, since it goes on without the
+/// others, they tell.
+const RANK_0_FIRST: Duration = Duration::from_secs(1);
+
 impl Drop for World {
     fn drop(&mut self) {
         if self.finished {
             return;
         }
         if self.size() > 1 {
-            let why = match self.lead_failed.get() {
+            let why = match self.failure.get() {
                 _ if std::thread::panicking() => "panicked".into(),
-                Some(error) => format!("gave up: {error}"),
+                Some(Failure::Own(error)) => format!("gave up: {error}"),
+                Some(Failure::OfRank0(error)) => {
+                    std::thread::sleep(RANK_0_FIRST);
+                    format!("gave up, and rank 0 before it: {error}")
+                }
                 None => "dropped its world without `finish`: it gave up (the error that `main` returned, if it did, can't be printed any more: `World::run` tells it)".into(),
             };
             self.runtime().abort(&why);

@@ -42,6 +42,8 @@ pub enum Expect {
         /// Texts.
         stderr: &'static [&'static str],
     },
+    /// The same, within 10 seconds, and each text so many times.
+    FailsSaying(&'static [(&'static str, usize)]),
 }
 
 impl Case {

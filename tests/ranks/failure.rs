@@ -142,6 +142,18 @@ fn failed_lead_is_returned() -> Outcome {
     ok(world.finish())
 }
 
+/// Rank 0 goes on, so the others tell what it failed with.
+fn only_others_return() -> Outcome {
+    let world = World::init()?;
+    if let Err(error) = world.lead(|_| Err::<(), _>(Error::user("the data is missing")))
+        && world.rank() > 0
+    {
+        return Err(error.into());
+    }
+    world.lead(|_| Ok(()))?;
+    ok(world.finish())
+}
+
 fn second_world() -> Outcome {
     let world = World::init()?;
     for _ in 0..2 {
@@ -341,10 +353,18 @@ pub const CASES: &[Case] = &[
             failed_lead_is_an_error_everywhere,
         )
     },
+    Case {
+        ranks: &[2, 4],
+        expect: Expect::FailsSaying(&[("rank 0: gave up: the data is missing", 1), ("the data is missing", 1)]),
+        ..Case::new(
+            "failure::a_failed_lead_that_is_returned_fails_and_is_told_once",
+            failed_lead_is_returned,
+        )
+    },
     failing(
-        "failure::a_failed_lead_that_is_returned_fails",
-        &["gave up", "the data is missing"],
-        failed_lead_is_returned,
+        "failure::what_a_lead_failed_with_is_told_by_others_if_rank_0_goes_on",
+        &["rank 1: gave up, and rank 0 before it: the data is missing"],
+        only_others_return,
     ),
     Case {
         ranks: &[0, 2],

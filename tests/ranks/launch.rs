@@ -107,20 +107,23 @@ pub fn judge(case: &Case, outcome: &Outcome) -> Result<(), String> {
             outcome.left
         ));
     }
+    let count = |texts: &[(&str, usize)]| {
+        let wrong = texts.iter().find(|(text, times)| outcome.stderr.matches(text).count() != *times);
+        wrong.map_or(Ok(()), |(text, times)| {
+            Err(format!("was to say `{text}` {times} times on standard error"))
+        })
+    };
     match &case.expect {
         Expect::Ok if status.success() => Ok(()),
         Expect::Ok => Err(format!("ended with {status} after {seconds:.1} s")),
-        Expect::Says(texts) if status.success() => {
-            let wrong = texts.iter().find(|(text, times)| outcome.stderr.matches(text).count() != *times);
-            wrong.map_or(Ok(()), |(text, times)| {
-                Err(format!("was to say `{text}` {times} times on standard error"))
-            })
-        }
+        Expect::Says(texts) if status.success() => count(texts),
         Expect::Says(_) => Err(format!("ended with {status} after {seconds:.1} s")),
-        Expect::Fails { .. } if status.success() => Err("ended with exit code 0, and was to fail".into()),
+        Expect::Fails { .. } | Expect::FailsSaying(_) if status.success() => Err("ended with exit code 0, and was to fail".into()),
         Expect::Fails { within, .. } if seconds > *within as f64 => {
             Err(format!("failed after {seconds:.1} s, and was to fail within {within} s"))
         }
+        Expect::FailsSaying(_) if seconds > 10.0 => Err(format!("failed after {seconds:.1} s, and was to fail within 10 s")),
+        Expect::FailsSaying(texts) => count(texts),
         Expect::Fails { stderr, .. } => match stderr.iter().find(|text| !outcome.stderr.contains(*text)) {
             Some(text) => Err(format!("failed without `{text}` on standard error")),
             None => Ok(()),

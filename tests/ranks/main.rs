@@ -50,6 +50,7 @@ mod torch_optim;
 mod torch_rpc;
 mod torch_rref;
 mod training;
+mod trees;
 
 use std::process::ExitCode;
 
@@ -72,6 +73,7 @@ const TOPICS: &[&[Case]] = &[
     contract::CASES,
     costs::CASES,
     steps::CASES,
+    trees::CASES,
     in_backward::CASES,
     start::CASES,
     progress::CASES,

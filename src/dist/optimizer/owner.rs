@@ -225,13 +225,14 @@ impl Part {
         let Some(ExpectedVersions { versions, staleness }) = expected else {
             return Ok(());
         };
-        for (found, &place) in self.versions().zip(&self.places) {
+        for ((found, tensor), &place) in self.versions().zip(self.optimizer.parameters()).zip(&self.places) {
             let expected = versions.get(place as usize).copied().unwrap_or(found);
             if found.saturating_sub(expected) > staleness {
                 let (optimizer, parameter) = (self.optimizer.groups()[0].name().into(), place as usize);
                 return Err(ErrorKind::Stale {
                     optimizer,
                     parameter,
+                    name: tensor.leaf().and_then(|leaf| leaf.name()).map(str::to_owned),
                     expected,
                     found,
                     staleness,
@@ -354,7 +355,8 @@ crate::remote! {
             }
             let mut tensors = Vec::with_capacity(parameters.len());
             for ((rref, &place), name) in parameters.iter().zip(&places).zip(names) {
-                let tensor = parameter(scope, &format!("{}: parameter {place}", spec.name()), rref)?;
+                let named = name.as_ref().map_or(String::new(), |name| format!(" (`{name}`)"));
+                let tensor = parameter(scope, &format!("{}: parameter {place}{named}", spec.name()), rref)?;
                 if let (Some(name), Some(leaf)) = (name, tensor.leaf()) {
                     leaf.set_name(name);
                 }

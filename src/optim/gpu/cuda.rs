@@ -452,6 +452,7 @@ impl<'a, 'l> Computed<'a, 'l> {
         let norm = updated.map_err(|message| ErrorKind::RulePanic {
             optimizer: job.rule.name().into(),
             parameter: job.parameter.place,
+            name: job.parameter.name(),
             message,
         })?;
         let (fresh, state) = (data.to(leaf.device())?, state.on(leaf.device())?);

@@ -182,6 +182,7 @@ impl Part {
                 return Err(ErrorKind::GradientKind {
                     optimizer: Lbfgs::NAME.into(),
                     parameter: place,
+                    name: tensor.leaf().and_then(|leaf| leaf.name()).map(str::to_owned),
                     why: format!(
                         "its gradient is {found} {shape:?}, and it is {} {:?}",
                         tensor.dtype(),

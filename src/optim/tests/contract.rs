@@ -413,12 +413,14 @@ impl Rule for Undeclared {
 #[test]
 fn a_panic_in_a_rule_is_an_error() {
     let (p, q) = (parameter(&[1.0]), parameter(&[2.0]));
+    q.leaf().unwrap().set_name("bias");
     let mut optimizer = Optimizer::new(Undeclared, vec![p, q.clone()]).unwrap();
     let error = optimizer.step(&mut |place| (place == 1).then(|| dense(&[1.0]))).unwrap_err();
     assert!(
-        matches!(error.kind(), ErrorKind::RulePanic { optimizer, parameter: 1, message } if optimizer == "Undeclared" && message.contains("`step`")),
+        matches!(error.kind(), ErrorKind::RulePanic { optimizer, parameter: 1, message, .. } if optimizer == "Undeclared" && message.contains("`step`")),
         "{error}"
     );
+    assert!(error.to_string().contains("parameter 1 (`bias`)"), "{error}");
     assert!(optimizer.step(&mut |_| None).is_ok());
     assert_eq!(values(&q), [2.0]);
 }
