@@ -32,7 +32,7 @@ pub(in crate::optim) struct Matrix<'a, T> {
 
 impl<'a, T: Float> Matrix<'a, T> {
     /// Of so many rows and columns, in row-major order.
-    pub fn new(elements: &'a [T], (rows, columns): (usize, usize)) -> Self {
+    pub(in crate::optim) fn new(elements: &'a [T], (rows, columns): (usize, usize)) -> Self {
         Matrix {
             elements: &elements[..rows * columns],
             shape: (rows, columns),
@@ -41,7 +41,7 @@ impl<'a, T: Float> Matrix<'a, T> {
     }
 
     /// The transposed one.
-    pub fn t(self) -> Self {
+    pub(in crate::optim) fn t(self) -> Self {
         Matrix {
             shape: (self.shape.1, self.shape.0),
             strides: (self.strides.1, self.strides.0),
