@@ -239,10 +239,9 @@ fn a_step_that_fails_changes_nothing() {
             .parameter()
             .unwrap()
     };
-    failing(
-        Muon::new(0.1).ns_steps(2),
-        [(1, 1), (2, 3), (3, 2), (4, 4), (5, 1), (0, 2)].map(matrix).to_vec(),
-    );
+    // No array of them stays behind.
+    let matrices = Vec::from([(1, 1), (2, 3), (3, 2), (4, 4), (5, 1), (0, 2)].map(matrix));
+    failing(Muon::new(0.1).ns_steps(2), matrices);
 }
 
 /// Some steps of a parameter on a GPU, and of one here.
