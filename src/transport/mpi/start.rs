@@ -3,8 +3,6 @@
 use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::mpsc;
-use std::time::{Duration, Instant};
 
 use ::mpi::ffi;
 use ::mpi::raw::AsRaw;
@@ -12,7 +10,8 @@ use ::mpi::raw::AsRaw;
 use super::call::{Handle, WORLD_RANK, mpi_call};
 use super::comm::Comm;
 use super::launcher;
-use crate::config::launcher::{environment, rank};
+use super::watch::early::Early;
+use crate::config::launcher::environment;
 use crate::{ErrorKind, Result};
 
 /// Who brings MPI up: this crate, or the host program, which then gives a communicator to duplicate.
@@ -134,10 +133,12 @@ pub(super) struct Started {
     pub(super) thread_level: ThreadLevel,
     /// Whether this rank can go on. Others may see it otherwise, so they must be told.
     pub(super) fit: Result<()>,
+    /// Who watches until the ring does; nobody where a host has brought MPI up.
+    pub(super) early: Option<Early>,
 }
 
 /// Starts MPI if there is no host. Collective over its ranks.
-pub(super) fn start(host: &Host) -> Result<Started> {
+pub(super) fn start(host: &Host, watched: bool) -> Result<Started> {
     let (mut up, mut over) = (0, 0);
     // SAFETY: both may be called at any time, and write to our variables.
     unsafe {
@@ -151,7 +152,7 @@ pub(super) fn start(host: &Host) -> Result<Started> {
         ));
     }
     let Some(Handle(communicator)) = host.communicator else {
-        return start_own(up != 0);
+        return start_own(up != 0, watched);
     };
     if up == 0 {
         return Err(init_error(
@@ -174,16 +175,22 @@ pub(super) fn start(host: &Host) -> Result<Started> {
     let thread_level = level(granted);
     let cure = "initialise MPI with MPI_Init_thread(MPI_THREAD_MULTIPLE) instead of MPI_Init";
     let fit = enough(thread_level, cure).and_then(|()| check_launcher());
-    Ok(Started { comm, thread_level, fit })
+    let early = None;
+    Ok(Started {
+        comm,
+        thread_level,
+        fit,
+        early,
+    })
 }
 
-fn start_own(up: bool) -> Result<Started> {
+fn start_own(up: bool, watched: bool) -> Result<Started> {
     if up {
         let cure = "give it a communicator, for example `World::builder().communicator(&comm)`";
         return Err(init_error("the host program has already initialised MPI", cure));
     }
     let mut granted = 0;
-    let patience = Patience::new();
+    let early = Early::begin(watched);
     // SAFETY: MPI takes null for both arguments of `main`.
     unsafe {
         mpi_call!(MPI_Init_thread(
@@ -193,44 +200,23 @@ fn start_own(up: bool) -> Result<Started> {
             &mut granted
         ))?;
     }
-    drop(patience);
+    early.waits_for("MPI_Comm_dup");
     let cure = "rebuild MPI with thread support (Open MPI before 3: --enable-mpi-thread-multiple; MPICH: --enable-threads=multiple)";
     let thread_level = level(granted);
     let fit = enough(thread_level, cure).and_then(|()| check_launcher());
     // SAFETY: MPI is up, and the communicator is one of its constants.
     match unsafe { Comm::duplicate(ffi::RSMPI_COMM_WORLD) } {
-        Ok(comm) => Ok(Started { comm, thread_level, fit }),
+        Ok(comm) => Ok(Started {
+            comm,
+            thread_level,
+            fit,
+            early: Some(early),
+        }),
         Err(error) => {
             // The first error is the one to tell.
             let _ = finalize();
             Err(error)
         }
-    }
-}
-
-/// Says in the log, again and again, that MPI's start takes long, until it is dropped. Ranks don't know each other yet: one that died there is seen by its launcher alone.
-struct Patience {
-    _end: mpsc::Sender<()>,
-}
-
-impl Patience {
-    const PAUSE: Duration = Duration::from_secs(10);
-
-    fn new() -> Patience {
-        let (sender, end) = mpsc::channel();
-        let started = Instant::now();
-        let wait = move || {
-            while end.recv_timeout(Self::PAUSE) == Err(mpsc::RecvTimeoutError::Timeout) {
-                log::warn!(
-                    "rank {}: MPI_Init_thread hasn't returned for {} s: other ranks start late, or one has died; `srun --kill-on-bad-exit=1` ends the job then",
-                    rank(environment).unwrap_or_else(|| "?".into()),
-                    started.elapsed().as_secs()
-                );
-            }
-        };
-        // Without it the start goes on all the same.
-        let _ = std::thread::Builder::new().name("rankgrad-start".into()).spawn(wait);
-        Patience { _end: sender }
     }
 }
 
