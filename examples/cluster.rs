@@ -1,8 +1,9 @@
 //! Trains as a batch system wants it: saves every so many steps, stops with a checkpoint at SIGUSR1 or SIGTERM, asks by its exit code to be put
 //! back into the queue, and goes on where it stopped, to the bit, on as many ranks as it gets.
 //!
-//! `cluster DIR [--steps N] [--every K] [--nap MS] [--fail panic|exit|init]`; `slurm/requeue.sbatch` runs it. What it learns is a wave, with two layers on two ranks.
-//! `--fail` shows what it looks like when a program breaks: rank 0 does so at its tenth step, or the last rank is killed inside MPI_Init, where it waits for the one before it.
+//! `cluster DIR [--steps N] [--every K] [--nap MS] [--fail panic|exit|memory|init]`; `slurm/requeue.sbatch` runs it. What it learns is a wave, with two layers on two ranks.
+//! `--fail` shows what it looks like when a program breaks: rank 0 does so at its tenth step (`memory`: takes up to 4 GiB, so run it where less is allowed), or the last rank
+//! is killed inside MPI_Init, where it waits for the one before it.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -35,6 +36,7 @@ struct Options {
 enum Failure {
     Panic,
     Exit,
+    Memory,
     Init,
 }
 
@@ -43,6 +45,10 @@ impl Failure {
         match self {
             Failure::Panic => panic!("a panic was asked for"),
             Failure::Exit => std::process::exit(3),
+            Failure::Memory => {
+                let taken: Vec<Vec<u8>> = (0..64).map(|_| vec![1; 64 << 20]).collect();
+                panic!("{} x 64 MiB were there", taken.len());
+            }
             Failure::Init => {}
         }
     }
@@ -87,6 +93,7 @@ impl Options {
                 ("--nap", _) => options.nap = Duration::from_millis(number()?),
                 ("--fail", "panic") => options.fail = Some(Failure::Panic),
                 ("--fail", "exit") => options.fail = Some(Failure::Exit),
+                ("--fail", "memory") => options.fail = Some(Failure::Memory),
                 ("--fail", "init") => options.fail = Some(Failure::Init),
                 _ => return None,
             }
@@ -97,7 +104,7 @@ impl Options {
 
 fn main() -> ExitCode {
     let Some(options) = Options::parse(std::env::args().skip(1)) else {
-        eprintln!("usage: cluster DIR [--steps N] [--every K] [--nap MS] [--fail panic|exit|init]");
+        eprintln!("usage: cluster DIR [--steps N] [--every K] [--nap MS] [--fail panic|exit|memory|init]");
         return ExitCode::from(2);
     };
     match work(&options) {

@@ -141,7 +141,9 @@ pub(super) fn restore(folder: &Path, manifest: &Manifest, mut restore: Restore<'
 }
 
 impl Plan<'_> {
+    /// Before anything was loaded.
     fn differs(&self, what: String) -> Error {
+        let what = format!("{what}; nothing was loaded");
         wrong(&self.path, CheckpointFault::Mismatch { what })
     }
 

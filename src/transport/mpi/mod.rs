@@ -134,6 +134,8 @@ fn bring_up(host: &Host<'_>, settings: Result<Settings>) -> Result<MpiTransport>
     } = start::start(host, watched)?;
     let waits_for = |what| early.iter().for_each(|early| early.waits_for(what));
     let (rank, size) = (comm.rank, comm.size);
+    #[cfg(feature = "faults")]
+    super::faults::reached("mpi", rank);
     waits_for("its neighbours in the watch");
     // First of all, as whatever follows may wait for a rank that has died.
     let watch = Watch::start(&comm, watched).map_err(|error| give_up(own_mpi, None, error))?;

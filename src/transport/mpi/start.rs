@@ -191,6 +191,7 @@ fn start_own(up: bool, watched: bool) -> Result<Started> {
     }
     let mut granted = 0;
     let early = Early::begin(watched);
+    let usr1 = Usr1::now();
     // SAFETY: MPI takes null for both arguments of `main`.
     unsafe {
         mpi_call!(MPI_Init_thread(
@@ -200,6 +201,7 @@ fn start_own(up: bool, watched: bool) -> Result<Started> {
             &mut granted
         ))?;
     }
+    usr1.put_back();
     early.waits_for("MPI_Comm_dup");
     let cure = "rebuild MPI with thread support (Open MPI before 3: --enable-mpi-thread-multiple; MPICH: --enable-threads=multiple)";
     let thread_level = level(granted);
@@ -216,6 +218,31 @@ fn start_own(up: bool, watched: bool) -> Result<Started> {
             // The first error is the one to tell.
             let _ = finalize();
             Err(error)
+        }
+    }
+}
+
+/// What SIGUSR1 does. To MPICH it means that a process has died, so it asks the launcher which; a process without one would wait for ever.
+struct Usr1(Option<libc::sigaction>);
+
+impl Usr1 {
+    /// As it is now, if there is no launcher whom MPICH could ask.
+    fn now() -> Usr1 {
+        if ["PMI_FD", "PMI_PORT", "PMIX_RANK"].iter().any(|name| environment(name).is_some()) {
+            return Usr1(None);
+        }
+        // SAFETY: zero is a valid value of all its parts.
+        let mut now: libc::sigaction = unsafe { std::mem::zeroed() };
+        // SAFETY: changes nothing, and writes to our variable.
+        let known = unsafe { libc::sigaction(libc::SIGUSR1, std::ptr::null(), &mut now) } == 0;
+        Usr1(known.then_some(now))
+    }
+
+    /// Makes it so again.
+    fn put_back(self) {
+        if let Some(before) = self.0 {
+            // SAFETY: it was so before, and whoever made it so expects it still.
+            unsafe { libc::sigaction(libc::SIGUSR1, &before, std::ptr::null_mut()) };
         }
     }
 }
