@@ -244,7 +244,7 @@ fn of_l_bfgs() {
 fn of_optimizers_in_backward() {
     fn make(world: &World) -> Result<([RRef<Tensor>; 2], DistributedInBackward)> {
         let parameters = two(world)?;
-        let optimizer = optimizer_in_backward(Sgd::new(0.01).momentum(0.9), parameters.to_vec(), InBackward::new())?;
+        let optimizer = optimizer_in_backward(Sgd::new(0.01).momentum(0.9), parameters.to_vec(), InBackward::default())?;
         Ok((parameters, optimizer))
     }
     each_change(

@@ -146,6 +146,10 @@ impl Manifest {
         if let Some(shard) = shards.max().filter(|&shard| shard >= manifest.shards.len()) {
             return Err(format(&path, format_args!("shard {shard} of {}", manifest.shards.len())));
         }
+        if let Some(shard) = manifest.shards.iter().find(|shard| shard.owner >= manifest.ranks) {
+            let Shard { file, owner, .. } = shard;
+            return Err(format(&path, format_args!("shard `{file}` of rank {owner} of {}", manifest.ranks)));
+        }
         if let Some((name, facts)) = manifest.parameters.iter().find(|(_, facts)| facts.version > MOST_UPDATES) {
             return Err(format(&path, format_args!("version {} of `{name}`", facts.version)));
         }
