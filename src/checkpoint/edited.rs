@@ -263,3 +263,57 @@ fn of_optimizers_in_backward() {
         },
     );
 }
+
+#[test]
+fn of_a_state_as_torch_has_it() {
+    let folder = Folder::new("edited-torch");
+    fs::create_dir_all(&folder.0).unwrap();
+    on_two_ranks(|world| {
+        let mut model = Model::new(world)?;
+        model.train(world, 2)?;
+        let path = folder.0.join("state.safetensors");
+        write_state_dict(&path, &model.optimizer.state_dict()?)?;
+        let bytes = fs::read(&path).unwrap();
+        let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let (header, rest) = bytes[8..].split_at(length);
+        let old: Value = serde_json::from_slice(header).unwrap();
+        let mut all: Vec<(String, Value)> = Vec::new();
+        for (place, other) in changes(&old) {
+            let mut header = old.clone();
+            *at(&mut header, &place) = other.clone();
+            all.push((format!("{place:?} is {other}"), header));
+        }
+        let groups: Value = serde_json::from_str(old["__metadata__"]["param_groups"].as_str().unwrap()).unwrap();
+        for (place, other) in changes(&groups) {
+            let (mut header, mut groups) = (old.clone(), groups.clone());
+            *at(&mut groups, &place) = other.clone();
+            header["__metadata__"]["param_groups"] = groups.to_string().into();
+            all.push((format!("groups: {place:?} is {other}"), header));
+        }
+        let (mut taken, mut refused) = (0, 0);
+        for (what, header) in all {
+            let header = header.to_string();
+            let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), rest].concat();
+            fs::write(&path, bytes).unwrap();
+            match read_state_dict(&path) {
+                // What it holds may be of another optimizer, which is no fault of the file.
+                Ok(dict) => match model.optimizer.load_state_dict(&dict) {
+                    Ok(()) => {
+                        model.train(world, 1)?;
+                        taken += 1;
+                    }
+                    Err(error) => assert!(!is_panic(&error), "{what}: {error}"),
+                },
+                Err(error) => {
+                    assert!(
+                        error.to_string().contains(&*path.to_string_lossy()) && !is_panic(&error),
+                        "{what}: {error}"
+                    );
+                    refused += 1;
+                }
+            }
+        }
+        assert!(taken > 10 && refused > 50, "{taken} taken, {refused} refused");
+        Ok(())
+    });
+}

@@ -172,7 +172,7 @@ impl Shared {
         }
     }
 
-    /// A rank is lost: passes it on, says what this rank waits for, and ends the job, unless `ended` says that the start is over.
+    /// A rank is lost: passes it on, says what this rank waits for, and ends the job: if it only gave up, unless `ended` says within a time that the start is over.
     fn lost(&self, loss: &Loss, mut ended: impl FnMut(Duration) -> bool) {
         if self.told.swap(true, SeqCst) {
             return;
@@ -189,9 +189,12 @@ impl Shared {
         } else {
             log::error!("{text}");
         }
+        if loss.died {
+            std::thread::sleep(TELLING);
+            process::abort(1)
+        }
         // Who gave up ends the job, with its own exit code.
-        let limit = if loss.died { TELLING } else { GIVING_UP };
-        if !ended(limit) {
+        if !ended(GIVING_UP) {
             process::abort(1)
         }
     }
