@@ -19,6 +19,8 @@ pub struct Case {
     pub expect: Expect,
     /// Variables that the ranks get.
     pub env: &'static [(&'static str, &'static str)],
+    /// Whether no other job runs beside it, for what it measures.
+    pub alone: bool,
     /// Whether each rank runs behind a shell that hides its death from the launcher, as a launcher that doesn't care for deaths would.
     pub hides: bool,
     /// What each rank runs, on its main thread. A rank fails by an error or a panic.
@@ -51,6 +53,7 @@ impl Case {
             limit: 60,
             expect: Expect::Ok,
             env: &[],
+            alone: false,
             hides: false,
             run,
         }

@@ -437,6 +437,7 @@ fn memory_of_a_save(world: &World) -> Result<()> {
 pub const CASES: &[Case] = &[
     Case {
         ranks: &[1],
+        alone: true,
         ..Case::new("checkpoint::takes_memory_for_one_more_copy", || led(memory_of_a_save))
     },
     Case::new("checkpoint::resumes_to_the_bit", || led(in_several_jobs)),

@@ -748,10 +748,12 @@ pub const CASES: &[Case] = &[
     },
     Case {
         ranks: &[1, 2],
+        alone: true,
         ..Case::new("contexts::one_backward_at_a_time", || led(in_flight))
     },
     Case {
         ranks: &[1, 2],
+        alone: true,
         ..Case::new("contexts::ten_thousand_leave_nothing", || led(ten_thousand))
     },
     Case {

@@ -88,5 +88,6 @@ fn costs(world: &World) -> Result<()> {
 
 pub const CASES: &[Case] = &[Case {
     ranks: &[2],
+    alone: true,
     ..Case::new("costs::calls_and_steps_take_two_messages_and_few_allocations", || led(costs))
 }];

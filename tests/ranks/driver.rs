@@ -1,7 +1,10 @@
 //! The driver: which cases run, and what is printed about them.
 
 use std::io::Write;
+use std::num::NonZero;
 use std::process::ExitCode;
+use std::sync::Mutex;
+use std::thread;
 
 use crate::case::Case;
 use crate::launch::{Outcome, judge, launch};
@@ -12,6 +15,7 @@ use crate::selftest;
 struct Options {
     filters: Vec<String>,
     ranks: Option<usize>,
+    jobs: Option<usize>,
     list: bool,
     exact: bool,
 }
@@ -24,6 +28,7 @@ impl Options {
                 "--list" => options.list = true,
                 "--exact" => options.exact = true,
                 "--ranks" => options.ranks = arguments.next().and_then(|n| n.parse().ok()),
+                "--jobs" => options.jobs = arguments.next().and_then(|n| n.parse().ok()),
                 option if option.starts_with('-') => {}
                 _ => options.filters.push(argument),
             }
@@ -56,32 +61,47 @@ pub fn run<'a>(cases: impl Iterator<Item = &'a Case>) -> ExitCode {
             .for_each(|name| println!("{name}: test"));
         return ExitCode::SUCCESS;
     }
-    let (mut passed, mut failed) = (0, Vec::new());
-    let mut tell = |name: String, result: Result<(), String>| match result {
-        Ok(()) => {
-            println!("ok");
-            passed += 1;
-        }
-        Err(why) => {
-            println!("FAILED\n{why}");
-            failed.push(name);
+    let wanted = |ranks: &&usize| options.ranks.is_none_or(|only| only == **ranks);
+    let jobs = cases
+        .iter()
+        .flat_map(|case| case.ranks.iter().filter(wanted).map(|ranks| (*case, *ranks)));
+    let (alone, beside): (Vec<_>, Vec<_>) = jobs.partition(|(case, _)| case.alone);
+    let told = Mutex::new((0, Vec::new()));
+    let tell = |name: String, result: Result<(), String>| {
+        let (passed, failed) = &mut *told.lock().unwrap();
+        let how = match &result {
+            Ok(()) => "ok",
+            Err(why) => &format!("FAILED\n{why}"),
+        };
+        println!("test {name} ... {how}");
+        let _ = std::io::stdout().flush();
+        match result {
+            Ok(()) => *passed += 1,
+            Err(_) => failed.push(name),
         }
     };
     for (name, check) in checks {
-        announce(name);
         tell((*name).to_owned(), check());
     }
-    for case in cases {
-        for &ranks in case.ranks.iter().filter(|ranks| options.ranks.is_none_or(|only| only == **ranks)) {
-            let name = match ranks {
-                0 => format!("{} (no launcher)", case.name),
-                1 => format!("{} (1 rank)", case.name),
-                _ => format!("{} ({ranks} ranks)", case.name),
-            };
-            announce(&name);
-            tell(name, run_case(case, ranks));
+    // A job mostly waits for its launcher.
+    let at_once = options
+        .jobs
+        .unwrap_or_else(|| thread::available_parallelism().map_or(1, NonZero::get));
+    let beside = Mutex::new(beside.into_iter());
+    let next = || beside.lock().unwrap().next();
+    thread::scope(|scope| {
+        for _ in 0..at_once {
+            scope.spawn(|| {
+                while let Some((case, ranks)) = next() {
+                    tell(name_of(case, ranks), run_case(case, ranks));
+                }
+            });
         }
+    });
+    for (case, ranks) in alone {
+        tell(name_of(case, ranks), run_case(case, ranks));
     }
+    let (passed, failed) = &*told.lock().unwrap();
     if !failed.is_empty() {
         println!("\nfailed:\n    {}", failed.join("\n    "));
     }
@@ -89,10 +109,12 @@ pub fn run<'a>(cases: impl Iterator<Item = &'a Case>) -> ExitCode {
     if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Says what runs before it does: a name without an end tells where a run was cut off.
-fn announce(name: &str) {
-    print!("test {name} ... ");
-    let _ = std::io::stdout().flush();
+fn name_of(case: &Case, ranks: usize) -> String {
+    match ranks {
+        0 => format!("{} (no launcher)", case.name),
+        1 => format!("{} (1 rank)", case.name),
+        _ => format!("{} ({ranks} ranks)", case.name),
+    }
 }
 
 fn run_case(case: &Case, ranks: usize) -> Result<(), String> {

@@ -667,10 +667,12 @@ pub const CASES: &[Case] = &[
     },
     Case {
         ranks: &[1, 2],
+        alone: true,
         ..Case::new("errors::timeouts_name_rank_function_and_time", times)
     },
     Case {
         ranks: &[2],
+        alone: true,
         ..Case::new("errors::a_stopped_rank_times_out_and_works_again", stopped_rank)
     },
     Case {
@@ -688,10 +690,12 @@ pub const CASES: &[Case] = &[
     Case {
         ranks: &[2],
         env: &[("RANKGRAD_WINDOW_REQUESTS", "4"), ("RANKGRAD_WINDOW_BYTES", "1MiB")],
+        alone: true,
         ..Case::new("errors::a_full_window_refuses_or_blocks", || led(windows))
     },
     Case {
         ranks: &[1, 2, 3],
+        alone: true,
         ..Case::new("errors::released_contexts_are_named_and_gone", || led(released))
     },
     Case {

@@ -1,7 +1,7 @@
-//! Tests on several MPI ranks: `cargo test --test ranks -- [FILTER] [--ranks N] [--list]`.
+//! Tests on several MPI ranks: `cargo test --test ranks -- [FILTER] [--ranks N] [--jobs N] [--list]`.
 //!
-//! Without `RANKS_CASE` this is the driver. It launches itself under `scripts/mpirun` for each case and each number of ranks, one
-//! after the other, kills what overruns its time limit, and ends with a line `N passed, M failed`. With `RANKS_CASE` it is a rank and
+//! Without `RANKS_CASE` this is the driver. It launches itself under `scripts/mpirun` for each case and each number of ranks, `--jobs` at
+//! once (as many as there are cores), those that measure one after the other, kills what overruns its time limit, and ends with a line `N passed, M failed`. With `RANKS_CASE` it is a rank and
 //! runs the case's function on its main thread. `MPI=openmpi` or `MPI=mpich` chooses the launcher; it must be the MPI of the build.
 //!
 //! With the feature `faults`, `RANKS_FAULTS` makes things go wrong in any case (`RANKS_FAULTS="seed=1 delay=all:5"`); see `rankgrad::faults::set`.

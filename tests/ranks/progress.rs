@@ -159,11 +159,13 @@ pub const CASES: &[Case] = &[
     Case {
         ranks: &[2, 4],
         env: SHARED,
+        alone: true,
         ..Case::new("progress::idle_ranks_use_under_one_percent", idle)
     },
     Case {
         ranks: &[2],
         env: SHARED,
+        alone: true,
         ..Case::new("progress::a_rank_whose_main_computes_answers", main_computes)
     },
     Case {
@@ -173,6 +175,7 @@ pub const CASES: &[Case] = &[
     Case {
         ranks: &[2],
         env: SHARED,
+        alone: true,
         ..Case::new("progress::a_call_wakes_a_quiet_rank", after_quiet)
     },
     Case {

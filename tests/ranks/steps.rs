@@ -656,6 +656,7 @@ pub const CASES: &[Case] = &[
     Case {
         ranks: &[2, 4],
         limit: 120,
+        alone: true,
         ..Case::new("steps::opposite_orders_of_owners_never_wait_for_each_other", opposite_orders)
     },
     Case {

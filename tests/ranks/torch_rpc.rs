@@ -266,16 +266,19 @@ pub const CASES: &[Case] = &[
     },
     Case {
         ranks: &[1, 3],
+        alone: true,
         ..Case::new("torch_rpc::futures_callbacks_and_first_errors", || led(futures))
     },
     Case {
         ranks: &[2],
         env: &[("RANKGRAD_TIMEOUT", "1")],
+        alone: true,
         ..Case::new("torch_rpc::a_calls_own_limit_wins", || led(time_limits))
     },
     Case {
         ranks: &[2],
         env: &[("RANKGRAD_TIMEOUT", "0")],
+        alone: true,
         ..Case::new("torch_rpc::no_limit_is_no_limit", || led(time_limits))
     },
     Case {

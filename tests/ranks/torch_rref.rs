@@ -342,6 +342,7 @@ pub const CASES: &[Case] = &[
     },
     Case {
         ranks: &[1, 2],
+        alone: true,
         ..Case::new("torch_rref::limits_hold_and_the_value_comes_late", || led(limits))
     },
     Case {
