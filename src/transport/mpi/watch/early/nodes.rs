@@ -267,3 +267,91 @@ pub(super) fn watch(shared: &Arc<Shared>) {
         std::thread::sleep(TICK);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rank(rank: u32) -> Rank {
+        Rank { rank, ..Rank::own(0) }
+    }
+
+    /// Two nodes that have met.
+    fn met() -> [Nodes; 2] {
+        let listeners = [0, 1].map(|_| link::listen().unwrap());
+        let [a, b] = [0, 1].map(|i: usize| listeners[i].local_addr().unwrap().port());
+        let mut ports = [b, a].into_iter();
+        let nodes = listeners.map(|listener| Nodes {
+            listener,
+            next: ("localhost".into(), ports.next().into_iter().collect()),
+            key: [7; 16],
+            links: Mutex::default(),
+        });
+        let all_known = |nodes: &Nodes| {
+            let links = lock(&nodes.links);
+            links.next.iter().chain(&links.before).filter(|link| link.rank.is_some()).count() == 2
+        };
+        while !nodes.iter().all(all_known) {
+            for (i, node) in nodes.iter().enumerate() {
+                assert!(node.look(&rank(i as u32)).is_empty());
+            }
+        }
+        assert!(nodes[0].missing().is_none());
+        nodes
+    }
+
+    /// What a node hears in the end.
+    fn hears(nodes: &Nodes) -> Loss {
+        loop {
+            if let Some(loss) = nodes.look(&rank(0)).into_iter().next() {
+                return loss;
+            }
+        }
+    }
+
+    #[test]
+    fn an_end_without_a_goodbye_is_a_death() {
+        let [a, b] = met();
+        drop(b);
+        let loss = hears(&a);
+        assert!(loss.died && loss.hops == 0 && loss.text.starts_with("rank 1 on "), "{loss:?}");
+
+        let [a, b] = met();
+        b.leave(&rank(1));
+        drop(b);
+        for _ in 0..10 {
+            assert!(a.look(&rank(0)).is_empty());
+        }
+        assert_eq!(a.missing(), Some("localhost"));
+    }
+
+    #[test]
+    fn news_is_passed_on_and_strangers_have_none() {
+        let [a, b] = met();
+        let news = Loss {
+            text: "rank 5 on n3 has died".into(),
+            died: true,
+            hops: 2,
+        };
+        b.tell(&news);
+        let heard = hears(&a);
+        assert_eq!((heard.text, heard.died, heard.hops), (news.text, true, 2));
+
+        let [a, _b] = met();
+        let place = SocketAddr::from((Ipv4Addr::LOCALHOST, a.listener.local_addr().unwrap().port()));
+        for text in [
+            &b"no key, and more than sixteen bytes"[..],
+            b"short",
+            &[7; 16],
+            b"\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07what?\n",
+        ] {
+            let mut stranger = TcpStream::connect(place).unwrap();
+            stranger.write_all(text).unwrap();
+        }
+        for _ in 0..10 {
+            assert!(a.look(&rank(0)).is_empty());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(lock(&a.links).before.len(), 1);
+    }
+}
