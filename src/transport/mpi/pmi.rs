@@ -32,17 +32,33 @@ fn pmix(code: i32) -> bool {
     }
 }
 
-/// `abort` of PMI 1, as MPICH and its relatives say it, on the connection that they speak on: one line, without an answer.
+/// `abort` of PMI 1, as MPICH and its relatives say it: one line, without an answer.
 fn pmi(code: i32) {
-    let Some(fd) = environment("PMI_FD").and_then(|fd| fd.trim().parse::<c_int>().ok()) else {
-        return;
-    };
+    say(&format!("cmd=abort exitcode={code}\n"));
+}
+
+/// Whether the launcher has given this process a connection of PMI.
+pub(super) fn is_there() -> bool {
+    connection().is_some()
+}
+
+/// The first line of that connection, which MPI says in MPI_Init; for a process that won't come to it. The answer isn't read.
+pub(super) fn greet() {
+    say("cmd=init pmi_version=1 pmi_subversion=1\n");
+}
+
+/// The connection that MPI speaks on.
+fn connection() -> Option<c_int> {
+    let fd = environment("PMI_FD")?.trim().parse().ok()?;
     // SAFETY: zero is a valid value of all its numbers.
     let mut facts: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: writes to our variable.
     let is_socket = unsafe { libc::fstat(fd, &mut facts) } == 0 && facts.st_mode & libc::S_IFMT == libc::S_IFSOCK;
-    if is_socket {
-        let line = format!("cmd=abort exitcode={code}\n");
+    is_socket.then_some(fd)
+}
+
+fn say(line: &str) {
+    if let Some(fd) = connection() {
         // SAFETY: the bytes live through the call; a signal for a connection that has ended is asked not to come. A failure can't be helped.
         unsafe { libc::send(fd, line.as_ptr().cast(), line.len(), libc::MSG_NOSIGNAL) };
     }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use super::{GIVING_UP, card, lock};
 use crate::config::launcher::{environment, local_size, rank, size};
 use crate::transport::Loss;
-use crate::transport::mpi::process;
+use crate::transport::mpi::{pmi, process};
 use nodes::Nodes;
 use roll::{Entry, Rank, Roll};
 
@@ -66,7 +66,7 @@ struct Shared {
 }
 
 impl Early {
-    /// Begins it. Local: others may come later, or never.
+    /// Begins it. Local: others may come later, or never. May end the job if a rank is lost already.
     pub(in crate::transport::mpi) fn begin(wanted: bool) -> Early {
         let rank: Option<u32> = rank(environment).and_then(|rank| rank.trim().parse().ok());
         let me = Rank::own(rank.unwrap_or(0));
@@ -102,7 +102,17 @@ impl Early {
                 .spawn(move || nodes::watch(&shared));
         }
         let (end, ended) = mpsc::channel();
-        let watcher = Watcher::new(Arc::clone(&shared));
+        let mut watcher = Watcher::new(Arc::clone(&shared));
+        // MPI_Init is what connects to a PMIx launcher, so there it is entered all the same. With PMI it would hold srun up, which tries to reach a node without ranks for long.
+        if pmi::is_there()
+            && let Some(loss) = watcher.look()
+        {
+            pmi::greet();
+            shared.lost(&loss, |limit| {
+                std::thread::sleep(limit);
+                false
+            });
+        }
         let thread = std::thread::Builder::new()
             .name("rankgrad-start".into())
             .spawn(move || watcher.watch(&ended));

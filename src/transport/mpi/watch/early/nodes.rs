@@ -5,7 +5,6 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{ErrorKind, Read, Result, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -40,6 +39,8 @@ pub(super) struct Nodes {
 struct Links {
     /// This rank has started: nothing is said any more.
     left: bool,
+    /// What was told, also for those who come later.
+    lost: Option<Entry>,
     next: Option<Link>,
     before: Vec<Link>,
 }
@@ -106,7 +107,10 @@ impl Nodes {
 
     /// Tells the neighbours of a loss.
     pub(super) fn tell(&self, loss: &Loss) {
-        lock(&self.links).say(&Entry::from(loss));
+        let mut links = lock(&self.links);
+        let entry = Entry::from(loss);
+        links.say(&entry);
+        links.lost = Some(entry);
     }
 
     /// Says goodbye.
@@ -129,7 +133,8 @@ impl Nodes {
             while links.before.len() < MOST
                 && let Ok((stream, _)) = self.listener.accept()
             {
-                if let Ok(link) = Link::new(stream, self.key.len(), me) {
+                if let Ok(mut link) = Link::new(stream, self.key.len(), me) {
+                    links.lost.iter().for_each(|lost| drop(link.say(lost)));
                     links.before.push(link);
                 }
             }
@@ -141,8 +146,9 @@ impl Nodes {
         if links.left {
             return Vec::new();
         }
-        if link.is_some() {
-            links.next = link;
+        if let Some(mut link) = link {
+            links.lost.iter().for_each(|lost| drop(link.say(lost)));
+            links.next = Some(link);
         }
         let Links { next, before, .. } = &mut *links;
         let mut losses = Vec::new();
@@ -250,11 +256,11 @@ impl Link {
     }
 }
 
-/// Looks at the neighbours, until this rank has started.
+/// Looks at the neighbours until this rank has started; also after a loss, as others may come later.
 pub(super) fn watch(shared: &Arc<Shared>) {
     let Some(nodes) = &shared.nodes else { return };
     loop {
-        if lock(&nodes.links).left || shared.told.load(SeqCst) {
+        if lock(&nodes.links).left {
             return;
         }
         for loss in nodes.look(&shared.me) {
@@ -335,7 +341,10 @@ mod tests {
         };
         b.tell(&news);
         let heard = hears(&a);
-        assert_eq!((heard.text, heard.died, heard.hops), (news.text, true, 2));
+        assert_eq!((&heard.text, heard.died, heard.hops), (&news.text, true, 2));
+        // Also by one who comes later.
+        lock(&a.links).next = None;
+        assert_eq!(hears(&a).text, news.text);
 
         let [a, _b] = met();
         let place = SocketAddr::from((Ipv4Addr::LOCALHOST, a.listener.local_addr().unwrap().port()));
