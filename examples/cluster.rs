@@ -1,8 +1,9 @@
 //! Trains as a batch system wants it: saves every so many steps, stops with a checkpoint at SIGUSR1 or SIGTERM, asks by its exit code to be put
 //! back into the queue, and goes on where it stopped, to the bit, on as many ranks as it gets.
 //!
-//! `cluster DIR [--steps N] [--every K] [--nap MS] [--fail panic|exit]`; `slurm/requeue.sbatch` runs it. What it learns is a wave, with two layers on two ranks.
-//! `--fail` shows what it looks like when a program breaks: rank 0 does so at its tenth step.
+//! `cluster DIR [--steps N] [--every K] [--nap MS] [--fail panic|exit|memory|init]`; `slurm/requeue.sbatch` runs it. What it learns is a wave, with two layers on two ranks.
+//! `--fail` shows what it looks like when a program breaks: rank 0 does so at its tenth step (`memory`: takes up to 4 GiB, so run it where less is allowed), or the last rank
+//! is killed inside MPI_Init, where it waits for the one before it.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -35,6 +36,8 @@ struct Options {
 enum Failure {
     Panic,
     Exit,
+    Memory,
+    Init,
 }
 
 impl Failure {
@@ -42,7 +45,33 @@ impl Failure {
         match self {
             Failure::Panic => panic!("a panic was asked for"),
             Failure::Exit => std::process::exit(3),
+            Failure::Memory => {
+                let taken: Vec<Vec<u8>> = (0..64).map(|_| vec![1; 64 << 20]).collect();
+                panic!("{} x 64 MiB were there", taken.len());
+            }
+            Failure::Init => {}
         }
+    }
+}
+
+/// What the launcher says under one of these names.
+fn told(names: &[&str]) -> Option<u32> {
+    names.iter().find_map(|name| std::env::var(name).ok()?.parse().ok())
+}
+
+/// The last rank is killed while it waits inside MPI_Init, as the one before it comes late.
+fn fail_inside_init() {
+    let rank = told(&["OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"]).unwrap_or(0);
+    let size = told(&["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"]).unwrap_or(1);
+    if rank + 1 == size {
+        std::thread::spawn(|| {
+            std::thread::sleep(Duration::from_millis(300));
+            let _ = std::process::Command::new("kill")
+                .args(["-KILL", &std::process::id().to_string()])
+                .status();
+        });
+    } else if rank + 2 == size {
+        std::thread::sleep(Duration::from_secs(1));
     }
 }
 
@@ -64,6 +93,8 @@ impl Options {
                 ("--nap", _) => options.nap = Duration::from_millis(number()?),
                 ("--fail", "panic") => options.fail = Some(Failure::Panic),
                 ("--fail", "exit") => options.fail = Some(Failure::Exit),
+                ("--fail", "memory") => options.fail = Some(Failure::Memory),
+                ("--fail", "init") => options.fail = Some(Failure::Init),
                 _ => return None,
             }
         }
@@ -73,7 +104,7 @@ impl Options {
 
 fn main() -> ExitCode {
     let Some(options) = Options::parse(std::env::args().skip(1)) else {
-        eprintln!("usage: cluster DIR [--steps N] [--every K] [--nap MS] [--fail panic|exit]");
+        eprintln!("usage: cluster DIR [--steps N] [--every K] [--nap MS] [--fail panic|exit|memory|init]");
         return ExitCode::from(2);
     };
     match work(&options) {
@@ -88,6 +119,9 @@ fn main() -> ExitCode {
 
 /// What each rank does; whether all is done.
 fn work(options: &Options) -> Result<bool> {
+    if let Some(Failure::Init) = options.fail {
+        fail_inside_init();
+    }
     // From before MPI's start: a signal that comes early must not end the process.
     let world = World::builder().env_logger().on_signal(&[Signal::Usr1, Signal::Term]).start()?;
     // A failure ends the job on all ranks, as nobody else could go on.

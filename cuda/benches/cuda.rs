@@ -9,8 +9,9 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
+use rankgrad_cuda::products::{Matrix, Product, multiply};
 use rankgrad_cuda::rules::{Kernel, NUMBERS, Step, Sum, block_sums, lamb_squares, update};
-use rankgrad_cuda::{Array, Float, Gpu, Result, driver};
+use rankgrad_cuda::{Array, Error, Float, Gpu, Result, driver};
 
 /// What Adam must reach of the copy's rate, from so many parameters on: fewer fit into the device's caches.
 const BAR: f64 = 0.9;
@@ -112,6 +113,8 @@ fn run(gpu: &Gpu, size: &Size) -> Result<f64> {
         }
     }
     let most = size.exponents.last().copied().unwrap_or(20);
+    products::<f32>(gpu, if size.measured { 4096 } else { 20 })?;
+    products::<f64>(gpu, if size.measured { 4096 } else { 20 })?;
     latency(gpu, size.steps)?;
     end_to_end(gpu, 1 << most.min(26))?;
     if !size.measured {
@@ -179,6 +182,26 @@ fn rate<T: Float>(gpu: &Gpu, kernel: Kernel, values: &Array<T>, of: fn(f64) -> T
     })?;
     let words = 3 + 2 * kernel.arrays() + if norms { 5 } else { 0 };
     Ok((p.len() * words * size_of::<T>()) as f64 / seconds)
+}
+
+/// Products of two numbers a second in those of square matrices, and of symmetric ones, whose other half isn't computed.
+fn products<T: Float>(gpu: &Gpu, n: usize) -> Result<()> {
+    let (x, out) = (Array::full(gpu, n * n, T::default())?, Array::new(gpu, n * n)?);
+    let matrix = Matrix::new(&x, (n, n));
+    let rate = |symmetric| {
+        let (a, b, out) = (matrix, matrix.t(), &out);
+        let product = Product {
+            a,
+            b,
+            out,
+            with: None,
+            symmetric,
+        };
+        Ok::<_, Error>((n as f64).powi(3) / seconds(gpu, || multiply(&[product]))? * 1e-12)
+    };
+    let (whole, half) = (rate(false)?, rate(true)?);
+    println!("products of {n} x {n}, {}: {whole:.2} T/s, symmetric {half:.2} T/s", T::SUFFIX);
+    Ok(())
 }
 
 /// How long a step of a small shard takes, from the call until it is done.

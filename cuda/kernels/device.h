@@ -40,3 +40,14 @@ __device__ inline float with_sign(float x, float of) { return __builtin_bit_cast
 __device__ inline double with_sign(double x, double of) {
     return __builtin_bit_cast(double, (bits(x) & 0x7fffffffffffffffull) | (bits(of) & 0x8000000000000000ull));
 }
+
+// The segment that a chunk belongs to: the last whose first chunk isn't behind it.
+template <typename S> __device__ inline const S *find(const S *segments, u32 count, u64 chunk) {
+    u32 low = 0, high = count;
+    while (high - low > 1) {
+        u32 middle = low + (high - low) / 2;
+        if (load(&segments[middle].first, 0) <= chunk) low = middle;
+        else high = middle;
+    }
+    return segments + low;
+}

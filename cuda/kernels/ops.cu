@@ -204,28 +204,81 @@ KERNEL sum_rows_f64(const double *x, double *out, u64 length) { sum_rows(x, out,
 
 // ---- Matrix products -------------------------------------------------------------------------------------------------------------------
 
-#define TILE 16
-// Strides of rows and columns, so that a transposed operand needs no copy.
-struct Product {
-    u64 m, k, n, a[2], b[2];
+// Rows and columns that a block of threads computes, and those of each thread; terms that are in shared memory at a time.
+#define TILE 64
+#define SIDE 4
+#define DEPTH 16
+
+// Unrolled, so that the sums are in registers.
+#define EACH_SIDE(i) _Pragma("unroll") for (u32 i = 0; i < SIDE; i++)
+
+// `out = a * b`, or `weights[0] * other + weights[1] * (a * b)` where there is another. Strides of rows and columns, so that a transposed operand needs
+// no copy. Laid out as in src/products.rs.
+template <typename T> struct Product {
+    const T *a, *b, *other;
+    T *out;
+    u64 m, k, n, of_a[2], of_b[2];
+    // The first tile of this product, counted over all products.
+    u64 first;
+    // Half of it is computed, and written twice.
+    u64 symmetric;
+    T weights[2];
 };
 
-template <typename T> __device__ inline void matmul(const T *a, const T *b, T *out, const Product &p) {
-    __shared__ T left[TILE][TILE + 1], right[TILE][TILE + 1];
-    u32 x = thread() % TILE, y = thread() / TILE;
-    u64 row = block_y() * TILE + y, column = block() * TILE + x;
-    T sum = 0;
-    for (u64 start = 0; start < p.k; start += TILE) {
-        left[y][x] = row < p.m && start + x < p.k ? load(a, row * p.a[0] + (start + x) * p.a[1]) : T(0);
-        right[y][x] = column < p.n && start + y < p.k ? load(b, (start + y) * p.b[0] + column * p.b[1]) : T(0);
+// Terms `start` on of rows `first` on, for each term those of all rows. Threads next to each other read elements that are.
+template <typename T>
+__device__ inline void stage(T (&part)[DEPTH][TILE + SIDE], const T *x, u64 first, u64 rows, u64 start, u64 terms, u64 row_stride, u64 term_stride) {
+    for (u32 i = thread(); i < TILE * DEPTH; i += THREADS) {
+        u32 row = term_stride == 1 ? i / DEPTH : i % TILE, term = term_stride == 1 ? i % DEPTH : i / TILE;
+        bool inside = first + row < rows && start + term < terms;
+        part[term][row] = inside ? load(x, (first + row) * row_stride + (start + term) * term_stride) : T(0);
+    }
+}
+
+// One tile. The terms of each element are added from the first to the last, as in optim::arithmetic::product of the crate rankgrad.
+template <typename T> __device__ inline void multiply(const Product<T> &p, u64 tile_row, u64 tile_column) {
+    __shared__ __attribute__((aligned(16))) T left[DEPTH][TILE + SIDE], right[DEPTH][TILE + SIDE];
+    if (p.symmetric && tile_row > tile_column) return;
+    typedef typename Wide<T>::type W;
+    const u32 wide = sizeof(W) / sizeof(T);
+    u32 y = thread() / (TILE / SIDE) * SIDE, x = thread() % (TILE / SIDE) * SIDE;
+    u64 row = tile_row * TILE + y, column = tile_column * TILE + x;
+    T sums[SIDE][SIDE] = {};
+    for (u64 start = 0; start < p.k; start += DEPTH) {
+        stage(left, p.a, tile_row * TILE, p.m, start, p.k, p.of_a[0], p.of_a[1]);
+        stage(right, p.b, tile_column * TILE, p.n, start, p.k, p.of_b[1], p.of_b[0]);
         barrier();
-        for (u32 i = 0; i < TILE; i++) sum = sum + left[y][i] * right[i][x];
+        if (row < p.m && column < p.n) {
+#pragma unroll 4
+            for (u32 term = 0; term < DEPTH; term++) {
+                const W *a = (const W *)&left[term][y], *b = (const W *)&right[term][x];
+                EACH_SIDE(i) EACH_SIDE(j) sums[i][j] = sums[i][j] + a[i / wide][i % wide] * b[j / wide][j % wide];
+            }
+        }
         barrier();
     }
-    if (row < p.m && column < p.n) store(out, row * p.n + column, sum);
+    EACH_SIDE(i) EACH_SIDE(j) {
+        if (row + i < p.m && column + j < p.n) {
+            u64 place = (row + i) * p.n + column + j;
+            T value = p.other ? p.weights[0] * load(p.other, place) + p.weights[1] * sums[i][j] : sums[i][j];
+            store(p.out, place, value);
+            if (p.symmetric && tile_row < tile_column) store(p.out, (column + j) * p.n + row + i, value);
+        }
+    }
 }
-KERNEL matmul_f32(const float *a, const float *b, float *out, Product p) { matmul(a, b, out, p); }
-KERNEL matmul_f64(const double *a, const double *b, double *out, Product p) { matmul(a, b, out, p); }
+KERNEL matmul_f32(Product<float> p) { multiply(p, block_y(), block()); }
+KERNEL matmul_f64(Product<double> p) { multiply(p, block_y(), block()); }
+
+template <typename T> __device__ inline void products(const Product<T> *table, u32 count) {
+    const Product<T> *at = find(table, count, block());
+    Product<T> p = {load(&at->a, 0), load(&at->b, 0), load(&at->other, 0), load(&at->out, 0), load(&at->m, 0), load(&at->k, 0), load(&at->n, 0),
+                    {load(at->of_a, 0), load(at->of_a, 1)}, {load(at->of_b, 0), load(at->of_b, 1)}, load(&at->first, 0), load(&at->symmetric, 0),
+                    {load(at->weights, 0), load(at->weights, 1)}};
+    u64 tile = block() - p.first, wide = (p.n + TILE - 1) / TILE;
+    multiply(p, tile / wide, tile % wide);
+}
+KERNEL products_f32(const Product<float> *table, u32 count) { products(table, count); }
+KERNEL products_f64(const Product<double> *table, u32 count) { products(table, count); }
 
 // ---- Cross entropy of rows of scores ---------------------------------------------------------------------------------------------------
 

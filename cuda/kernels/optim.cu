@@ -238,16 +238,27 @@ struct Lamb {
     }
 };
 
-// The segment that a chunk belongs to: the last whose first chunk isn't behind it.
-template <typename S> __device__ inline const S *find(const S *segments, u32 count, u64 chunk) {
-    u32 low = 0, high = count;
-    while (high - low > 1) {
-        u32 middle = low + (high - low) / 2;
-        if (load(&segments[middle].first, 0) <= chunk) low = middle;
-        else high = middle;
+// What Muon's iterations begin with, before the division by a norm; `p` is the average of gradients, which stays as it is. k: 2 rest, 3 momentum.
+struct MuonDirection {
+    static const int arrays = 0;
+    template <typename T> static __device__ T element(const Step<T> &s, T b, T g, T &, T &, T &) {
+        g = s.k[0] * g;
+        b = lerp(b, g, s.k[2]);
+        return s.flags & AHEAD ? lerp(g, b, s.k[3]) : b;
     }
-    return segments + low;
-}
+};
+struct Divide {
+    static const int arrays = 0;
+    template <typename T> static __device__ T element(const Step<T> &s, T p, T, T &, T &, T &) { return p / s.k[2]; }
+};
+// When iterations are done: `o` is what they came to. k: 4 shrink, 5 step size.
+struct Muon {
+    static const int arrays = 2;
+    template <typename T> static __device__ T element(const Step<T> &s, T p, T g, T &b, T &o, T &) {
+        b = lerp(b, s.k[0] * g, s.k[2]);
+        return p * s.k[4] + s.k[5] * o;
+    }
+};
 
 template <typename T> __device__ inline bool is_aligned(const T *pointer) { return ((u64)pointer & 15) == 0; }
 
@@ -319,6 +330,9 @@ RULE(rmsprop_centered_momentum, RmsPropCenteredMomentum)
 RULE(rprop, Rprop)
 RULE(sparse_adam, SparseAdam)
 RULE(lamb, Lamb)
+RULE(muon_direction, MuonDirection)
+RULE(divide, Divide)
+RULE(muon, Muon)
 
 // ---- Sums ------------------------------------------------------------------------------------------------------------------------------
 

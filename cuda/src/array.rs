@@ -81,26 +81,31 @@ fn bytes_mut<T: Scalar>(elements: &mut [T]) -> &mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(elements.as_mut_ptr().cast(), size_of_val(elements)) }
 }
 
+/// Where arrays of these lengths begin that share a block, and its size; all in bytes.
+fn starts<T>(lengths: &[usize]) -> Result<(Vec<usize>, usize)> {
+    let (mut starts, mut total) = (Vec::with_capacity(lengths.len()), 0_usize);
+    for &length in lengths {
+        starts.push(total);
+        let end = length
+            .checked_mul(size_of::<T>())
+            .and_then(|size| size.checked_next_multiple_of(ALIGNMENT));
+        let end = end.and_then(|size| total.checked_add(size));
+        total = end.ok_or_else(|| Error::argument("allocate", format!("{length} elements are more than memory can hold")))?;
+    }
+    // The last needs no room behind it.
+    if let (Some(start), Some(length)) = (starts.last(), lengths.last()) {
+        total = start + length * size_of::<T>();
+    }
+    Ok((starts, total))
+}
+
 impl<T: Scalar> Array<T> {
     /// Arrays of these lengths in one block of memory, of any content.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`].
     pub fn uninitialised(gpu: &Gpu, lengths: &[usize]) -> Result<Vec<Self>> {
-        let mut total = 0_usize;
-        let mut starts = Vec::with_capacity(lengths.len());
-        for &length in lengths {
-            starts.push(total);
-            let end = length
-                .checked_mul(size_of::<T>())
-                .and_then(|size| size.checked_next_multiple_of(ALIGNMENT));
-            let end = end.and_then(|size| total.checked_add(size));
-            total = end.ok_or_else(|| Error::argument("allocate", format!("{length} elements are more than memory can hold")))?;
-        }
-        // The last needs no room behind it.
-        if let (Some(start), Some(length)) = (starts.last(), lengths.last()) {
-            total = start + length * size_of::<T>();
-        }
+        let (starts, total) = starts::<T>(lengths)?;
         let block = Block::new(gpu, total)?;
         let array = |(start, &length)| Array {
             region: Arc::new(Region {
@@ -111,6 +116,35 @@ impl<T: Scalar> Array<T> {
             element: PhantomData,
         };
         Ok(starts.into_iter().zip(lengths).map(array).collect())
+    }
+
+    /// As many elements as hold arrays of these lengths as [`pieces`](Self::pieces).
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for more than memory can hold.
+    pub fn room(lengths: &[usize]) -> Result<usize> {
+        Ok(starts::<T>(lengths)?.1 / size_of::<T>())
+    }
+
+    /// Pieces of these lengths of this array, whose memory they share.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if it has fewer elements than they have [`room`](Self::room).
+    pub fn pieces(&self, lengths: &[usize]) -> Result<Vec<Self>> {
+        let (starts, total) = starts::<T>(lengths)?;
+        if total > self.length * size_of::<T>() {
+            let what = format!("pieces of {lengths:?} elements of {}", self.length);
+            return Err(Error::argument("divide", what));
+        }
+        let piece = |(start, &length)| Array {
+            region: Arc::new(Region {
+                block: self.region.block.clone(),
+                start: self.region.start + start,
+            }),
+            length,
+            element: PhantomData,
+        };
+        Ok(starts.into_iter().zip(lengths).map(piece).collect())
     }
 
     /// An array of any content.

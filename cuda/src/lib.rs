@@ -14,6 +14,7 @@ mod error;
 mod gpu;
 mod memory;
 pub mod ops;
+pub mod products;
 pub mod rules;
 
 pub use array::{Array, Float, Scalar};

@@ -73,6 +73,9 @@ kernels! {
     Lamb "lamb" 2;
     AdafactorVariance "adafactor_variance" 1;
     AdafactorStep "adafactor_step" 1;
+    MuonDirection "muon_direction" 0;
+    Divide "divide" 0;
+    Muon "muon" 2;
 }
 
 /// What a step does to one parameter.
@@ -111,7 +114,7 @@ struct Segment<T> {
 }
 
 /// A value's bytes, which a kernel reads.
-fn table<T: Copy>(gpu: &Gpu, rows: &[T]) -> Result<Array<u8>> {
+pub(crate) fn table<T: Copy>(gpu: &Gpu, rows: &[T]) -> Result<Array<u8>> {
     // SAFETY: only structs of u64 and of one float type get here, in `repr(C)`, whose sizes are multiples of 8 without padding.
     let bytes = unsafe { std::slice::from_raw_parts(rows.as_ptr().cast(), size_of_val(rows)) };
     Array::from_slice(gpu, bytes)

@@ -2,8 +2,9 @@
 
 mod common;
 
-use common::{gpu, numbers, turn};
-use rankgrad_cuda::ops::{Binary, Matrix, Unary, binary, cross_entropy, gather, matmul, sum_middle, unary, unary_gradient};
+use common::{gpu, is_real, numbers, turn};
+use rankgrad_cuda::ops::{Binary, Unary, binary, cross_entropy, gather, sum_middle, unary, unary_gradient};
+use rankgrad_cuda::products::{Matrix, Product, matmul, multiply};
 use rankgrad_cuda::rules::{Sum, block_sums};
 use rankgrad_cuda::{Array, elementwise};
 
@@ -96,37 +97,113 @@ fn sums_over_the_middle() {
     }
 }
 
+const SHAPES: [(usize, usize, usize); 7] = [
+    (1, 1, 1),
+    (3, 5, 2),
+    (16, 16, 16),
+    (133, 17, 70),
+    (2, 0, 3),
+    (1, 40, 1),
+    (65, 64, 130),
+];
+
+/// Sums of products from the first term to the last.
+fn product(a: &[f64], b: &[f64], (m, k, n): (usize, usize, usize)) -> Vec<f64> {
+    let element = |i: usize| (0..k).fold(0.0, |sum, j| sum + a[i / n * k + j] * b[j * n + i % n]);
+    (0..m * n).map(element).collect()
+}
+
+fn turned(x: &[f64], (rows, columns): (usize, usize)) -> Vec<f64> {
+    (0..rows * columns).map(|i| x[i % rows * columns + i / rows]).collect()
+}
+
 #[test]
 fn matrices_are_multiplied() {
     let _turn = turn();
     let gpu = gpu();
-    for (m, k, n) in [(1, 1, 1), (3, 5, 2), (16, 16, 16), (33, 17, 20), (2, 0, 3), (1, 40, 1)] {
+    for (m, k, n) in SHAPES {
         let (a, b) = (numbers(6, m * k), numbers(7, k * n));
-        let expected: Vec<f64> = (0..m * n)
-            .map(|i| (0..k).map(|j| a[i / n * k + j] * b[j * n + i % n]).sum())
-            .collect();
-        let turned = |x: &[f64], (rows, columns): (usize, usize)| -> Vec<f64> {
-            (0..rows * columns).map(|i| x[i % rows * columns + i / rows]).collect()
-        };
-        for transposed in [false, true] {
-            let (x, y, shapes) = match transposed {
-                false => (a.clone(), b.clone(), ((m, k), (k, n))),
-                true => (turned(&a, (m, k)), turned(&b, (k, n)), ((k, m), (n, k))),
-            };
-            let [x, y] = [x, y].map(|v| Array::from_slice(&gpu, &v).unwrap());
-            let left = Matrix {
-                elements: &x,
-                shape: shapes.0,
-                transposed,
-            };
-            let right = Matrix {
-                elements: &y,
-                shape: shapes.1,
-                transposed,
-            };
-            near(&matmul(left, right).unwrap().to_vec().unwrap(), &expected);
-        }
+        let expected = product(&a, &b, (m, k, n));
+        let [x, y] = [&a, &b].map(|v| Array::from_slice(&gpu, v).unwrap());
+        let plain = matmul(Matrix::new(&x, (m, k)), Matrix::new(&y, (k, n))).unwrap();
+        assert_eq!(plain.to_vec().unwrap(), expected);
+        let [x, y] = [turned(&a, (m, k)), turned(&b, (k, n))].map(|v| Array::from_slice(&gpu, &v).unwrap());
+        let both = matmul(Matrix::new(&x, (k, m)).t(), Matrix::new(&y, (n, k)).t()).unwrap();
+        assert_eq!(both.to_vec().unwrap(), expected);
+        assert!(k == n || matmul(Matrix::new(&x, (k, m)).t(), Matrix::new(&y, (n, k))).is_err());
     }
+}
+
+#[test]
+fn products_of_several_matrices_are_one_launch() {
+    let _turn = turn();
+    let gpu = gpu();
+    let array = |seed, n| Array::from_slice(&gpu, &numbers(seed, n)).unwrap();
+    let operands: Vec<_> = (0..)
+        .zip(SHAPES)
+        .map(|(i, (m, k, n))| [array(i, m * k), array(9 + i, k * n), array(20 + i, m * n)])
+        .collect();
+    let room = SHAPES.map(|(m, _, n)| m * n);
+    let all = Array::new(&gpu, Array::<f64>::room(&room).unwrap()).unwrap();
+    let outs = all.pieces(&room).unwrap();
+    assert!(all.pieces(&[all.len(), 1]).is_err());
+    let products: Vec<_> = operands
+        .iter()
+        .zip(SHAPES)
+        .zip(&outs)
+        .map(|(([a, b, other], (m, k, n)), out)| Product {
+            a: Matrix::new(a, (m, k)),
+            b: Matrix::new(b, (k, n)),
+            out,
+            with: Some((0.3, other, -1.7)),
+            symmetric: false,
+        })
+        .collect();
+    let before = rankgrad_cuda_fake::launches();
+    multiply(&products).unwrap();
+    assert!(is_real() || rankgrad_cuda_fake::launches() == before + 1);
+    for (([a, b, other], shape), out) in operands.iter().zip(SHAPES).zip(&outs) {
+        let product = product(&a.to_vec().unwrap(), &b.to_vec().unwrap(), shape);
+        let expected: Vec<_> = other
+            .to_vec()
+            .unwrap()
+            .iter()
+            .zip(product)
+            .map(|(x, y)| 0.3 * x + -1.7 * y)
+            .collect();
+        assert_eq!(out.to_vec().unwrap(), expected, "{shape:?}");
+    }
+    // A symmetric one, whose lower half isn't computed.
+    let (x, out) = (array(1, 150 * 20), Array::new(&gpu, 150 * 150).unwrap());
+    let matrix = Matrix::new(&x, (150, 20));
+    let gram = Product {
+        a: matrix,
+        b: matrix.t(),
+        out: &out,
+        with: None,
+        symmetric: true,
+    };
+    multiply(&[gram]).unwrap();
+    let elements = x.to_vec().unwrap();
+    assert_eq!(
+        out.to_vec().unwrap(),
+        product(&elements, &turned(&elements, (150, 20)), (150, 20, 150))
+    );
+    assert!(
+        multiply(&[Product {
+            a: matrix.t(),
+            b: matrix,
+            ..gram
+        }])
+        .is_err()
+    );
+    assert!(
+        multiply(&[Product {
+            with: Some((1.0, &x, 1.0)),
+            ..gram
+        }])
+        .is_err()
+    );
 }
 
 #[test]

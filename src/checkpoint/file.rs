@@ -22,6 +22,22 @@ pub(super) fn format(path: &Path, what: impl std::fmt::Display) -> Error {
     wrong(path, CheckpointFault::Format { what })
 }
 
+/// What an optimizer or a tensor has against what a file holds, as it knows of no file; or the error, if it is of another kind.
+pub(super) fn misfit(whose: &str, error: Error) -> Result<String> {
+    let what = match error.kind() {
+        ErrorKind::Argument { what, .. } => what.clone(),
+        ErrorKind::Shape { .. }
+        | ErrorKind::DType { .. }
+        | ErrorKind::Axis { .. }
+        | ErrorKind::Index { .. }
+        | ErrorKind::OptionValue { .. }
+        | ErrorKind::UnknownOption { .. }
+        | ErrorKind::UnknownOptimizer { .. } => error.to_string(),
+        _ => return Err(error),
+    };
+    Ok(format!("{whose}: {what}"))
+}
+
 /// What the system said about an operation on a path.
 pub(super) fn io_error<'a>(path: &'a Path, operation: &'a str) -> impl Fn(io::Error) -> Error + 'a {
     move |error| {

@@ -211,8 +211,8 @@ impl Checkpoint {
     /// # Errors
     /// Nothing was loaded then, unless an owner was lost in the second round.
     /// - [`ErrorKind::Checkpoint`]: it is of other parameters or optimizers than these.
-    /// - [`ErrorKind::Owners`] with every owner that failed: [`ErrorKind::Checkpoint`] for a shape or dtype that differs or a file that can't be read any
-    ///   more, [`ErrorKind::Argument`] for a state that the rule doesn't keep.
+    /// - [`ErrorKind::Owners`] with every owner that failed: [`ErrorKind::Checkpoint`] for a shape or dtype that differs, a state that the rule doesn't keep, or a file
+    ///   that can't be read any more.
     pub fn restore<'a>(&self, into: impl Into<Restore<'a>>) -> Result<()> {
         restore(&self.folder, &self.manifest, into.into())
     }

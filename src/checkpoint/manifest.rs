@@ -19,6 +19,9 @@ pub(super) const FORMAT: u64 = 1;
 /// Its name in the folder of a step.
 pub(super) const NAME: &str = "manifest.json";
 
+/// More updates than any parameter has had: what is beyond is a mistake, and would soon be beyond its type.
+const MOST_UPDATES: u64 = 1 << 62;
+
 /// What is in a checkpoint. As a file its first line holds the CRC-32 of all bytes after that line.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Manifest {
@@ -142,6 +145,13 @@ impl Manifest {
         let shards = shards.chain(manifest.optimizers.values().flat_map(|o| o.state.values()).map(|s| s.shard));
         if let Some(shard) = shards.max().filter(|&shard| shard >= manifest.shards.len()) {
             return Err(format(&path, format_args!("shard {shard} of {}", manifest.shards.len())));
+        }
+        if let Some(shard) = manifest.shards.iter().find(|shard| shard.owner >= manifest.ranks) {
+            let Shard { file, owner, .. } = shard;
+            return Err(format(&path, format_args!("shard `{file}` of rank {owner} of {}", manifest.ranks)));
+        }
+        if let Some((name, facts)) = manifest.parameters.iter().find(|(_, facts)| facts.version > MOST_UPDATES) {
+            return Err(format(&path, format_args!("version {} of `{name}`", facts.version)));
         }
         if !rows::is_sound(&manifest) {
             return Err(format(&path, "an array has parts that aren't its parameters"));

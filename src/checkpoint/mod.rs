@@ -4,6 +4,8 @@
 //! [`Checkpoint`]; the files are described in `docs/checkpoints.md`.
 
 mod crash;
+#[cfg(test)]
+mod edited;
 mod file;
 mod folder;
 mod load;

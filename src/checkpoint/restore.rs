@@ -4,7 +4,7 @@ use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use super::file::wrong;
+use super::file::{misfit, wrong};
 use super::manifest::{self, Manifest, NAME, Parameter};
 use super::names::Names;
 use super::rows::{self, Source};
@@ -141,7 +141,9 @@ pub(super) fn restore(folder: &Path, manifest: &Manifest, mut restore: Restore<'
 }
 
 impl Plan<'_> {
+    /// Before anything was loaded.
     fn differs(&self, what: String) -> Error {
+        let what = format!("{what}; nothing was loaded");
         wrong(&self.path, CheckpointFault::Mismatch { what })
     }
 
@@ -199,10 +201,7 @@ impl Plan<'_> {
                 )));
             }
             let parts = optimizer.parts(slots, Some(header));
-            let parts = parts.map_err(|e| match e.kind() {
-                ErrorKind::Argument { what, .. } => self.differs(format!("optimizer `{name}`: {what}")),
-                _ => e,
-            })?;
+            let parts = parts.map_err(|e| misfit(&format!("optimizer `{name}`"), e).map_or_else(|e| e, |what| self.differs(what)))?;
             for (owner, part) in parts {
                 let mut states = BTreeMap::new();
                 for slot in part.slots() {

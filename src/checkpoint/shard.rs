@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::file::{self, Sum, wrong};
-use super::manifest::{Parameter, State, parameter_name, state_name};
+use super::file::{self, Sum, misfit, wrong};
+use super::manifest::{NAME, Parameter, State, parameter_name, state_name};
 use super::rows::{self, Cut, Source};
 use super::safetensors::{self, Entry, Reader};
 use super::table::Table;
@@ -149,6 +149,11 @@ impl Shards {
         wrong(&path, CheckpointFault::Mismatch { what })
     }
 
+    /// An error over an array of a file, with the file.
+    fn unfit(&self, shard: usize, name: &str, error: crate::Error) -> crate::Error {
+        misfit(&format!("`{name}`"), error).map_or_else(|e| e, |what| self.differs(shard, what))
+    }
+
     /// A parameter from its sources.
     fn parameter(&mut self, name: &str, sources: Vec<Source<Parameter>>) -> Result<(Data, Parameter)> {
         let read = |Source { name, facts, cut }: &Source<Parameter>| match cut {
@@ -187,8 +192,10 @@ impl Shards {
         };
         let arrays = facts.arrays.iter().map(array).collect::<Result<_>>()?;
         let scalar = |name: &String| {
-            let data = self.read(facts.shard, &state_name(optimizer, slot, name))?;
-            Ok((name.clone(), Tensor::from_data(data).item()?))
+            let full = state_name(optimizer, slot, name);
+            let data = self.read(facts.shard, &full)?;
+            let number = Tensor::from_data(data).item();
+            Ok((name.clone(), number.map_err(|e| self.unfit(facts.shard, &full, e))?))
         };
         let scalars = facts.scalars.iter().map(scalar).collect::<Result<_>>()?;
         Ok(ParameterState::from_parts(scalars, arrays))
@@ -270,7 +277,10 @@ crate::remote! {
                     Ok((slot, read))
                 };
                 let mut states: States = states.into_iter().map(read).collect::<Result<_>>()?;
-                staged.push(part.stage(scope, &mut states)?);
+                let manifest = files.first().map(|file| file.with_file_name(NAME)).unwrap_or_default();
+                let differs = |what| wrong(&manifest, CheckpointFault::Mismatch { what });
+                let part = part.stage(scope, &mut states);
+                staged.push(part.map_err(|e| misfit(&format!("optimizer `{optimizer}`"), e).map_or_else(|e| e, differs))?);
             }
             Ok::<_, crate::Error>(staged)
         })?;
@@ -300,7 +310,7 @@ crate::remote! {
             if !facts.is_leaf {
                 return Ok(tensor);
             }
-            let tensor = parameter_here(scope, tensor)?;
+            let tensor = parameter_here(scope, tensor).map_err(|e| shards.unfit(facts.shard, &name, e))?;
             if let Some(leaf) = tensor.leaf() {
                 leaf.set_name(name);
                 leaf.restore(leaf.data(), facts.version, facts.requires_grad);

@@ -15,10 +15,10 @@ use crate::world::World;
 use crate::{ErrorKind, Result};
 
 /// A folder of its own for a test, in memory where there is such a place; removed at its end.
-struct Folder(PathBuf);
+pub(super) struct Folder(pub(super) PathBuf);
 
 impl Folder {
-    fn new(name: &str) -> Self {
+    pub(super) fn new(name: &str) -> Self {
         let shm = Path::new("/dev/shm");
         let base = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
         let path = base.join(format!("rankgrad-{name}-{}", std::process::id()));
@@ -34,20 +34,20 @@ impl Drop for Folder {
 }
 
 /// Two parameters on two ranks, and their optimizer.
-struct Model {
-    parameters: Vec<RRef<Tensor>>,
-    optimizer: DistributedOptimizer,
+pub(super) struct Model {
+    pub(super) parameters: Vec<RRef<Tensor>>,
+    pub(super) optimizer: DistributedOptimizer,
 }
 
 impl Model {
-    fn new(world: &World) -> Result<Self> {
+    pub(super) fn new(world: &World) -> Result<Self> {
         let put = |rank: u32, values: Vec<f64>| world.put(world.owner(rank), Tensor::from_vec(values, [2])?);
         let parameters = vec![put(0, vec![1.0, -2.0])?, put(1, vec![0.5, 3.0])?];
         let optimizer = DistributedOptimizer::new(world, Adam::new(0.1), ["a", "b"].into_iter().zip(&parameters))?;
         Ok(Model { parameters, optimizer })
     }
 
-    fn train(&self, world: &World, steps: usize) -> Result<()> {
+    pub(super) fn train(&self, world: &World, steps: usize) -> Result<()> {
         for _ in 0..steps {
             let context: Context = world.context()?;
             let mut loss = Tensor::scalar(0.0);
@@ -60,18 +60,18 @@ impl Model {
         Ok(())
     }
 
-    fn values(&self) -> Result<Vec<f64>> {
+    pub(super) fn values(&self) -> Result<Vec<f64>> {
         let values = self.parameters.iter().map(|p| p.fetch()?.to_vec::<f64>());
         Ok(values.collect::<Result<Vec<_>>>()?.concat())
     }
 }
 
-fn on_two_ranks(f: impl Fn(&World) -> Result<()> + Sync) {
+pub(super) fn on_two_ranks(f: impl Fn(&World) -> Result<()> + Sync) {
     crate::local::run(2, |world| world.lead(&f)).unwrap();
 }
 
 /// What a fault in a checkpoint says, and of which file.
-fn fault(error: &crate::Error) -> (String, CheckpointFault) {
+pub(super) fn fault(error: &crate::Error) -> (String, CheckpointFault) {
     let kind = match error.kind() {
         ErrorKind::Owners { failures, .. } => failures[0].error.root(),
         _ => error.root(),
@@ -83,7 +83,7 @@ fn fault(error: &crate::Error) -> (String, CheckpointFault) {
 }
 
 /// Copies a folder, to spoil the copy.
-fn copy(from: &Path, to: &Path) {
+pub(super) fn copy(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap().flatten() {
         match entry.path().is_dir() {
@@ -91,6 +91,16 @@ fn copy(from: &Path, to: &Path) {
             false => drop(fs::copy(entry.path(), to.join(entry.file_name())).unwrap()),
         }
     }
+}
+
+/// Changes a manifest, as a hand would that puts the checksum right.
+pub(super) fn rewrite(path: &Path, change: &dyn Fn(&mut serde_json::Value)) {
+    let mut manifest = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+    change(&mut manifest);
+    manifest.as_object_mut().unwrap().remove("crc32");
+    let rest = format!("{}\n", &manifest.to_string()[1..]);
+    let text = format!("{{\"crc32\": {},\n{rest}", crc32fast::hash(rest.as_bytes()));
+    fs::write(path, text).unwrap();
 }
 
 /// By how much the bytes and operations of one save differ from those of another.
@@ -180,14 +190,6 @@ fn files_that_were_changed_are_named_and_skipped() {
         let cut = |path: &Path, bytes: usize| {
             let all = fs::read(path).unwrap();
             fs::write(path, &all[..all.len() - bytes]).unwrap();
-        };
-        let rewrite = |path: &Path, change: &dyn Fn(&mut serde_json::Value)| {
-            let mut manifest = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
-            change(&mut manifest);
-            manifest.as_object_mut().unwrap().remove("crc32");
-            let rest = format!("{}\n", &manifest.to_string()[1..]);
-            let text = format!("{{\"crc32\": {},\n{rest}", crc32fast::hash(rest.as_bytes()));
-            fs::write(path, text).unwrap();
         };
         type Spoil<'a> = (&'a str, &'a str, usize, Box<dyn Fn(&Path) + 'a>);
         let spoils: Vec<Spoil> = vec![

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::file::{format, wrong};
+use super::file::{format, misfit, wrong};
 use super::safetensors::{Entry, Reader, write};
 use crate::error::CheckpointFault;
 use crate::optim::{GroupState, OptimizerSpec, ParameterState, StateDict};
@@ -41,8 +41,7 @@ const NOT_OURS: &[&str] = &[
 /// [`Optimizer::load_state_dict`](crate::optim::Optimizer::load_state_dict) take it over.
 ///
 /// # Errors
-/// [`ErrorKind::Checkpoint`](crate::ErrorKind::Checkpoint) if the file can't be read; [`ErrorKind::UnknownOptimizer`](crate::ErrorKind::UnknownOptimizer),
-/// [`ErrorKind::UnknownOption`](crate::ErrorKind::UnknownOption), [`ErrorKind::OptionValue`](crate::ErrorKind::OptionValue) for its groups.
+/// [`ErrorKind::Checkpoint`](crate::ErrorKind::Checkpoint) with the file if it can't be read, or its groups are of an unknown rule, or have options that the rule hasn't or refuses.
 pub fn read_state_dict(path: impl AsRef<Path>) -> Result<StateDict> {
     let path = path.as_ref();
     let mut reader = Reader::open(path)?;
@@ -66,7 +65,9 @@ pub fn read_state_dict(path: impl AsRef<Path>) -> Result<StateDict> {
             let data = reader.read(&format!("{prefix}{name}"))?;
             // Torch keeps numbers as tensors of no dimensions, like the state of a parameter that is one.
             if spec.scalars().iter().any(|(number, _)| *number == name) {
-                scalars.push((name, Tensor::from_data(data).cast(DType::F64)?.item::<f64>()?));
+                let number = Tensor::from_data(data).cast(DType::F64).and_then(|number| number.item::<f64>());
+                let number = number.map_err(|e| unfit(path, &format!("`{prefix}{name}`"), e))?;
+                scalars.push((name, number));
             } else {
                 arrays.push((name, data));
             }
@@ -88,10 +89,13 @@ fn read_group(path: &Path, group: Map<String, Value>) -> Result<GroupState> {
     let parameters = parameters.iter().map(name).collect();
     let options = group.iter().filter(|(name, _)| !NOT_OURS.contains(&name.as_str()));
     let options = Value::Object(options.map(|(name, value)| (name.clone(), value.clone())).collect());
-    Ok(GroupState {
-        spec: OptimizerSpec::from_json(rule, &options)?,
-        parameters,
-    })
+    let spec = OptimizerSpec::from_json(rule, &options).map_err(|e| unfit(path, "a group", e))?;
+    Ok(GroupState { spec, parameters })
+}
+
+/// An error over what the file holds, with the file.
+fn unfit(path: &Path, whose: &str, error: Error) -> Error {
+    misfit(whose, error).map_or_else(|e| e, |what| format(path, what))
 }
 
 /// Writes the state of an optimizer as [`read_state_dict`] reads it, and as torch takes it over. Local; blocks until the disk has it. The file is whole or not

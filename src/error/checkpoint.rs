@@ -44,7 +44,7 @@ pub enum CheckpointFault {
         what: String,
     },
     /// It is of another model or another optimizer.
-    #[error("it doesn't fit: {what}; nothing was loaded")]
+    #[error("it doesn't fit: {what}")]
     Mismatch {
         /// What differs.
         what: String,

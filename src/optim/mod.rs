@@ -8,7 +8,7 @@
 //! The arithmetic is one contract: a fixed order of operations, no fused multiply-add, coefficients computed once a step
 //! in `f64` without the platform's libm. Loops run as they were compiled for the best instruction set that the processor has, and large
 //! parameters may be updated by several threads ([`ComputeThreads`]). Results repeat to the bit on every instruction set and number of threads
-//! (`scripts/bits` shows it), except Muon's, whose matrix products are the BLAS's. Those of L-BFGS have the bits of the closure.
+//! (`scripts/bits` shows it), and on GPUs. Those of L-BFGS have the bits of the closure.
 
 pub mod arithmetic;
 mod clip;

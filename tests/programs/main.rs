@@ -20,6 +20,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("digits::cases_have_torchs_losses_on_any_number_of_ranks", digits_cases),
     ("digits::a_case_that_differs_fails", digits_differs),
     ("digits::trains_and_draws_its_curves", digits_trains),
+    ("digits::without_a_gpu_it_says_so", digits_without_gpu),
 ];
 
 /// Where the examples are.
@@ -36,6 +37,9 @@ impl Programs {
         build.args(["build", "--quiet", "--examples"]);
         if !cfg!(debug_assertions) {
             build.arg("--release");
+        }
+        if cfg!(feature = "cuda") {
+            build.args(["--features", "cuda"]);
         }
         let status = build.status().map_err(|e| format!("cargo: {e}"))?;
         if !status.success() {
@@ -221,6 +225,27 @@ fn digits_differs(programs: &Programs) -> Result<(), String> {
         require(!output.status.success(), "a loss that is off by 1e-8 must fail")?;
         let output = programs.run(ranks, "digits", &["--case", &file, "--index", "5"])?;
         require(!output.status.success(), "there is no case 5")?;
+    }
+    Ok(())
+}
+
+/// Nor does it hang: ranks that had no error end, too.
+fn digits_without_gpu(programs: &Programs) -> Result<(), String> {
+    if std::env::var("REQUIRE_CUDA").is_ok_and(|value| value == "1") {
+        return Ok(());
+    }
+    let text = match cfg!(feature = "cuda") {
+        true => "no CUDA device",
+        false => "was built without the feature `cuda`",
+    };
+    for ranks in [0, 2] {
+        let output = programs.run(ranks, "digits", &["--device", "cuda", "--epochs", "1"])?;
+        let err = String::from_utf8_lossy(&output.stderr);
+        require(
+            !output.status.success() && output.status.code() != Some(124),
+            &format!("{}", output.status),
+        )?;
+        require(err.contains(text), &err)?;
     }
     Ok(())
 }

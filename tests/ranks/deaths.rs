@@ -78,6 +78,23 @@ fn exits_inside_the_start() -> Outcome {
     ok(world.finish())
 }
 
+/// Killed while it waits inside MPI's start for rank 0, which comes late: also when nobody else was there yet.
+fn dies_inside_mpi_init() -> Outcome {
+    match launcher_rank() {
+        0 => std::thread::sleep(Duration::from_millis(1500)),
+        1 => {
+            std::thread::spawn(|| {
+                std::thread::sleep(Duration::from_millis(300));
+                die("KILL")
+            });
+        }
+        _ => {}
+    }
+    let world = World::init()?;
+    world.serve()?;
+    ok(world.finish())
+}
+
 /// What goes wrong comes from the case's variables.
 #[cfg(feature = "faults")]
 fn plain() -> Outcome {
@@ -145,6 +162,22 @@ pub const CASES: &[Case] = &[
             exits_inside_the_start,
         )
     },
+    hidden(
+        "deaths::inside_mpi_init",
+        &[
+            "rankgrad: rank ",
+            ": rank 1 on ",
+            "has died: its process has ended before all ranks were up",
+            "was waiting for MPI_Init_thread",
+        ],
+        dies_inside_mpi_init,
+    ),
+    #[cfg(feature = "faults")]
+    killed(
+        "deaths::between_mpi_init_and_the_ring",
+        &[("RANKS_FAULTS", "kill=mpi:1@1")],
+        &["rank 1 on ", "has died", "was waiting for "],
+    ),
     #[cfg(feature = "faults")]
     killed(
         "deaths::inside_the_start",

@@ -11,6 +11,7 @@ use rankgrad_cuda_fake as fake;
 
 use crate::Outcome;
 use crate::case::Case;
+use crate::rules::Trail;
 use crate::settled::{led, nothing_alive};
 
 remote! {
@@ -64,13 +65,14 @@ const CALLS: &[&str] = &[
     "cuLaunchKernel",
 ];
 
-/// Parameters of each kind on each rank: with a kernel of both dtypes, with norms on the way, with rows, with a rule that runs here, with several launches.
+/// Parameters of each kind on each rank: with a kernel of both dtypes, with norms on the way, with rows, with products of matrices, with several launches, and
+/// with a rule that runs here.
 struct Model {
     parameters: Vec<RRef<Tensor>>,
     optimizer: DistributedOptimizer,
 }
 
-const KINDS: usize = 6;
+const KINDS: usize = 7;
 
 impl Model {
     fn new(world: &World) -> Result<Self> {
@@ -84,13 +86,15 @@ impl Model {
             kinds[3].push(world.put(owner, tensor(&[4, 2])?)?);
             kinds[4].push(world.put(owner, tensor(&[3, 2])?.cast(DType::F32)?)?);
             kinds[5].push(world.put(owner, tensor(&[2, 2, 3])?)?);
+            kinds[6].push(world.put(owner, tensor(&[3])?)?);
         }
-        let [double, single, lamb, rows, here, adafactor] = &kinds;
+        let [double, single, lamb, rows, matrices, adafactor, here] = &kinds;
         let mut optimizer = DistributedOptimizer::new(world, Adam::new(0.1), double.iter().chain(single))?;
         optimizer.add_group(Lamb::new(0.05), lamb)?;
         optimizer.add_group(SparseAdam::new(0.1), rows)?;
-        optimizer.add_group(Muon::new(0.1), here)?;
+        optimizer.add_group(Muon::new(0.1).ns_steps(2), matrices)?;
         optimizer.add_group(Adafactor::new(0.1), adafactor)?;
+        optimizer.add_group(Trail::new(0.1), here)?;
         let parameters = kinds.into_iter().flatten().collect();
         Ok(Model { parameters, optimizer })
     }
@@ -256,6 +260,30 @@ fn fetching(world: &World) -> Result<()> {
     Ok(())
 }
 
+/// Ranks of a node take its devices in turn, and who owns nothing there opens none.
+fn dealt() -> Outcome {
+    if std::env::var("REQUIRE_CUDA").is_ok_and(|value| value == "1") {
+        println!("skipped: only the fake driver counts");
+        return Ok(());
+    }
+    fake::set_devices(2, 1 << 30);
+    let world = World::init()?;
+    let place = Device::Cuda(world.rank() % 2);
+    assert_eq!(Device::local_cuda()?, place);
+    let kept = world.lead(|world| {
+        assert_eq!(world.call(world.owner(world.size() - 1), held_by_driver, ())?, "");
+        let kept = world.put(world.size() - 1, Tensor::from_vec(vec![1.0, 2.0], [2])?)?;
+        let held = world.call(kept.owner(), held_by_driver, ())?;
+        assert!(held.contains("contexts: 1"), "{held}");
+        Ok(kept)
+    })?;
+    // A reference that is still held keeps nothing on a device beyond the end.
+    world.finish()?;
+    assert_eq!(fake::counts(), fake::Counts::default());
+    drop(kept);
+    Ok(())
+}
+
 const fn case(name: &'static str, run: fn() -> Outcome) -> Case {
     Case {
         ranks: &[1, 2, 3],
@@ -271,5 +299,6 @@ pub const CASES: &[Case] = &[
         "gpus::a_call_of_the_driver_that_fails_is_an_error_and_leaves_nothing_half_done",
         || led(each_call_fails),
     ),
+    case("gpus::ranks_take_devices_in_turn_and_hold_none_after_the_end", dealt),
     case("gpus::tensors_are_fetched_to_where_they_are_wanted", || led(fetching)),
 ];

@@ -28,6 +28,9 @@ pub struct Part {
     pub(super) slots: Vec<String>,
 }
 
+/// More than there can have been: what is beyond is a mistake, and would soon be beyond its type.
+const MOST_EVALUATIONS: u64 = 1 << 62;
+
 impl Saveable for DistributedLbfgs {
     fn kind(&self) -> &'static str {
         "lbfgs"
@@ -56,6 +59,9 @@ impl Saveable for DistributedLbfgs {
             } = decoded(header)?;
             options.check()?;
             driver.check(&options)?;
+            if header["number"].as_u64().is_some_and(|number| number > MOST_EVALUATIONS) {
+                return Err(differs(format!("its L-BFGS has made {} evaluations", header["number"])));
+            }
             // Inner products are added in the order of the list.
             if parameters != slots {
                 same_arrays("its L-BFGS", &parameters, slots)?;

@@ -5,6 +5,7 @@
 
 mod instructions;
 mod pass;
+mod product;
 mod sums;
 
 use super::Float;
@@ -17,6 +18,7 @@ pub(super) use instructions::vectorized;
 pub use instructions::{instruction_sets, limit_instructions};
 pub use pass::{pass0, pass1, pass2, pass3};
 pub(super) use pass::{square_pass0, square_pass1, square_pass2, square_pass3};
+pub(super) use product::{Matrix, product};
 pub(super) use sums::{
     BLOCK, Lanes, add, add_each_square, add_squares, fold, fold_blocks, magnitude, square, sum_of_lanes, sum_squares_of_rows,
 };

@@ -12,9 +12,10 @@ use rankgrad_cuda::{Array, Gpu};
 
 use super::super::erased::{ErasedRule, Taken};
 use super::super::optimizer::{Asked, Optimizer, Parameter, ParameterReport, update};
-use super::super::rules::{Adafactor, Lamb};
 use super::super::step::Step;
 use super::super::{Float, ParameterState, StateView};
+use super::muon::{Scratch, muon};
+use super::several;
 use super::state::Before;
 use crate::tensor::device::GpuFloat;
 use crate::tensor::{CudaArray, DType, Data, Device, Gradient, Leaf, LeafUpdate, RowSparse, Updated};
@@ -24,9 +25,9 @@ use crate::{ErrorKind, Result};
 const PIECE: usize = 16 << 20;
 
 /// An update to be made.
-struct Job<'a> {
+pub(super) struct Job<'a> {
     place: usize,
-    parameter: &'a mut Parameter,
+    pub(super) parameter: &'a mut Parameter,
     leaf: Arc<Leaf>,
     rule: &'a dyn ErasedRule,
     gradient: Gradient,
@@ -90,7 +91,7 @@ impl Optimizer {
 }
 
 /// A float that rules and kernels compute with.
-trait Both: Float + GpuFloat {
+pub(super) trait Both: Float + GpuFloat {
     fn step(rule: &dyn ErasedRule, state: &mut StateView<'_, Self>) -> Option<Step>;
     fn update(rule: &dyn ErasedRule, p: &mut [Self], g: Taken<'_, Self>, state: &mut StateView<'_, Self>) -> Result<(), String>;
 }
@@ -118,6 +119,10 @@ struct Ready<'a, 'l, T> {
     launches: BTreeMap<Key, Vec<Prepared<'a, 'l, T>>>,
     /// What rules without a kernel have computed.
     computed: Vec<Computed<'a, 'l>>,
+    /// Memory of each device that its launches of Muon use one after the other.
+    scratch: BTreeMap<u32, Scratch<T>>,
+    /// Bytes of matrices for Muon.
+    matrices: usize,
 }
 
 impl<'a, 'l, T: Both> Ready<'a, 'l, T> {
@@ -126,14 +131,33 @@ impl<'a, 'l, T: Both> Ready<'a, 'l, T> {
         let mut ready = Ready {
             launches: BTreeMap::new(),
             computed: Vec::new(),
+            scratch: BTreeMap::new(),
+            matrices: 0,
         };
-        for (job, leaf) in jobs.into_iter().zip(leaves) {
-            if let Err(error) = ready.add(job, leaf) {
+        let mut all = jobs.into_iter().zip(leaves);
+        match all.try_for_each(|(job, leaf)| ready.add(job, leaf)).and_then(|()| ready.reserve()) {
+            Ok(()) => Ok(ready),
+            Err(error) => {
                 ready.give_up();
-                return Err(error);
+                Err(error)
             }
         }
-        Ok(ready)
+    }
+
+    /// Asks for the memory that launches of Muon need besides.
+    fn reserve(&mut self) -> Result<()> {
+        let mut needed = BTreeMap::<u32, [usize; 4]>::new();
+        for ((n, ..), prepared) in self.launches.iter().filter(|((_, kernel, ..), _)| *kernel == Kernel::Muon) {
+            let shapes: Vec<_> = prepared.iter().map(Prepared::matrix).collect();
+            let most = needed.entry(*n).or_default();
+            most.iter_mut()
+                .zip(Scratch::<T>::room(&shapes)?)
+                .for_each(|(most, room)| *most = room.max(*most));
+        }
+        for (n, lengths) in needed {
+            self.scratch.insert(n, Scratch::new(&Gpu::open(n)?, lengths)?);
+        }
+        Ok(())
     }
 
     fn add(&mut self, job: Job<'a>, leaf: &'l Leaf) -> Result<()> {
@@ -147,7 +171,12 @@ impl<'a, 'l, T: Both> Ready<'a, 'l, T> {
         };
         // If the update is given up, the numbers must be what they were.
         match Prepared::allocate(&job, leaf.begin_update(), step, kernel) {
-            Ok((key, leaf, fresh, state)) => {
+            Ok((mut key, leaf, fresh, state)) => {
+                if kernel == Kernel::Muon {
+                    // Not more matrices at once than need be, wherever their gradients came from.
+                    key.3 = self.matrices / PIECE;
+                    self.matrices += values(&job.gradient).bytes();
+                }
                 let prepared = Prepared {
                     job,
                     leaf,
@@ -169,8 +198,8 @@ impl<'a, 'l, T: Both> Ready<'a, 'l, T> {
     /// Launches all; what was launched before one that fails stays.
     fn launch(self, reports: &mut Vec<(usize, ParameterReport)>) -> Result<()> {
         let mut launches = self.launches.into_iter();
-        while let Some(((_, kernel, _), prepared)) = launches.next() {
-            if let Err(error) = launch(kernel, &prepared) {
+        while let Some(((n, kernel, ..), prepared)) = launches.next() {
+            if let Err(error) = launch(kernel, &prepared, self.scratch.get(&n)) {
                 let others = launches.flat_map(|(_, prepared)| prepared);
                 prepared.into_iter().chain(others).for_each(Prepared::give_up);
                 return Err(error);
@@ -242,16 +271,16 @@ fn values(gradient: &Gradient) -> &Data {
     }
 }
 
-/// Device, kernel and piece: what is launched together.
-type Key = (u32, Kernel, usize);
+/// Device, kernel, piece of the gradients and part of the matrices: what is launched together.
+type Key = (u32, Kernel, usize, usize);
 
 /// An update that needs nothing more than its launch. The leaf is held.
-struct Prepared<'a, 'l, T> {
-    job: Job<'a>,
+pub(super) struct Prepared<'a, 'l, T> {
+    pub(super) job: Job<'a>,
     leaf: LeafUpdate<'l>,
     /// New values, unless the update is in place.
     fresh: Option<Data>,
-    step: Step,
+    pub(super) step: Step,
     state: [Option<Array<T>>; 3],
     before: Before,
 }
@@ -291,7 +320,15 @@ impl<'a, 'l, T: Both> Prepared<'a, 'l, T> {
             let in_place = in_place && array.is_unique();
             *slot = Some(if in_place { array.clone() } else { array.deep_copy()? });
         }
-        Ok(((p.gpu().ordinal(), kernel, job.piece), leaf, fresh, arrays))
+        Ok(((p.gpu().ordinal(), kernel, job.piece, 0), leaf, fresh, arrays))
+    }
+
+    /// Rows and columns of a parameter that is a matrix.
+    pub(super) fn matrix(&self) -> (usize, usize) {
+        match self.job.parameter.shape[..] {
+            [rows, columns] => (rows, columns),
+            _ => (0, 0),
+        }
     }
 
     /// What its launch is told. Out of place, rows are updated in the copy.
@@ -365,64 +402,13 @@ fn report(gradient: &Gradient, norm: Option<f64>, Updated { version, in_place }:
     }
 }
 
-fn launch<T: Both>(kernel: Kernel, prepared: &[Prepared<'_, '_, T>]) -> Result<()> {
-    let mut steps = prepared.iter().map(Prepared::launch).collect::<Result<Vec<_>>>()?;
-    if kernel == Kernel::AdafactorStep {
-        return prepared
-            .iter()
-            .zip(steps)
-            .try_for_each(|(prepared, step)| adafactor(prepared, step));
-    }
-    if kernel == Kernel::Lamb {
-        let parameters: Vec<&Array<T>> = steps.iter().map(|step| step.p).collect();
-        let norms = rules::block_sums(rules::Sum::Squares, &parameters)?
-            .into_iter()
-            .map(|blocks| total(blocks).sqrt());
-        let step_norms = rules::lamb_squares(&steps)?.into_iter().map(|blocks| total(blocks).sqrt());
-        let sizes: Vec<f64> = norms
-            .zip(step_norms)
-            .zip(prepared)
-            .map(|((norm, step_norm), prepared)| Lamb::step_size(prepared.step.numbers[3], norm, step_norm))
-            .collect();
-        steps.iter_mut().zip(sizes).for_each(|(step, size)| step.numbers[5] = T::of(size));
-    }
-    Ok(rules::update(kernel, &steps)?)
-}
-
-/// A sum from those of its blocks.
-fn total(blocks: Vec<f64>) -> f64 {
-    blocks.into_iter().fold(0.0, |sum, block| sum + block)
-}
-
-/// A step of Adafactor: averages move, two norms come here, and the parameter moves.
-fn adafactor<T: Both>(prepared: &Prepared<'_, '_, T>, mut step: rules::Step<'_, T>) -> Result<()> {
-    let (numbers, elements) = (prepared.step.numbers, step.p.len());
-    if elements == 0 {
-        return Ok(());
-    }
-    let [sign, _, weight, floor, _, shrink, least, ..] = step.numbers;
-    let squares = total(rules::block_sums(rules::Sum::Squares, &[step.p])?.concat());
-    let size = |direction: Vec<f64>| T::of(Adafactor::step_size(numbers, elements, squares, total(direction)));
-    match (step.state, &prepared.job.parameter.shape[..]) {
-        ([Some(row_var), Some(col_var), _], &[.., rows, columns]) => {
-            let matrices = rules::Matrices {
-                p: step.p,
-                out: step.out,
-                g: step.g,
-                rows: row_var,
-                columns: col_var,
-                shape: (rows, columns),
-            };
-            let means = matrices.follow(weight, least)?;
-            let size = size(matrices.squares(&means, sign, floor)?);
-            Ok(matrices.step(&means, [sign, floor, size, shrink])?)
-        }
-        ([Some(variance), ..], _) => {
-            rules::update(Kernel::AdafactorVariance, &[step])?;
-            step.numbers[4] = size(rules::adafactor_vector_squares(step.g, variance, sign, floor)?);
-            Ok(rules::update(Kernel::AdafactorStep, &[step])?)
-        }
-        _ => Ok(()),
+fn launch<T: Both>(kernel: Kernel, prepared: &[Prepared<'_, '_, T>], scratch: Option<&Scratch<T>>) -> Result<()> {
+    let steps = prepared.iter().map(Prepared::launch).collect::<Result<Vec<_>>>()?;
+    match (kernel, scratch) {
+        (Kernel::Lamb, _) => several::lamb(prepared, steps),
+        (Kernel::AdafactorStep, _) => several::adafactor(prepared, steps),
+        (Kernel::Muon, Some(scratch)) => muon(prepared, steps, scratch),
+        _ => Ok(rules::update(kernel, &steps)?),
     }
 }
 

@@ -1,14 +1,12 @@
 //! Muon.
 
-use ndarray::{Array2, ArrayView2};
-// Links the BLAS that ndarray's `dot` calls.
-use ndarray_linalg as _;
 use serde::{Deserialize, Serialize};
 
 use crate::Result;
-use crate::optim::arithmetic::{Descent, lerp, pass1, sum_squares};
+use crate::optim::arithmetic::{Matrix, lerp, pass0, pass1, product, sum_squares};
 use crate::optim::options::{Check, options};
-use crate::optim::{Float, Rule, StateArray, StateView};
+use crate::optim::step::Flags;
+use crate::optim::{Float, Rule, StateArray, StateView, Step};
 
 /// How [`Muon`] fits the learning rate to a matrix of `rows` x `columns`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,8 +27,7 @@ options! {
     /// `O` is `u` with its singular values brought near 1: `X = u / norm(u)`, then `ns_steps` times `A = X X'`,
     /// `X = c0 * X + (c1 * A + c2 * A A) X`. `p *= 1 - lr * weight_decay`; `p -= lr * adjustment * O`.
     ///
-    /// torch computes `O` in bfloat16; here it has the parameter's precision. Its matrix products are the BLAS's, so bits
-    /// repeat on the same machine and BLAS only.
+    /// torch computes `O` in bfloat16; here it has the parameter's precision.
     Muon {
         /// Learning rate, at least 0.
         lr = 1e-3;
@@ -87,10 +84,17 @@ impl Rule for Muon {
         }
     }
 
+    fn step<T: Float>(&self, state: &mut StateView<'_, T>) -> Option<Step> {
+        // Nothing moves where there are no elements.
+        self.numbers(state.shape()).filter(|_| !state.shape().contains(&0))
+    }
+
     fn update<T: Float>(&self, p: &mut [T], g: &[T], state: &mut StateView<'_, T>) {
-        let &[rows, columns] = state.shape() else { return };
-        let descent = Descent::new(self.maximize, 0.0);
-        let (rest, momentum, ahead) = (T::of(1.0 - self.momentum), T::of(self.momentum), self.nesterov);
+        let (shape, Some(step)) = (state.shape().to_vec(), self.numbers(state.shape())) else {
+            return;
+        };
+        let (descent, ahead) = (step.descent(), step.flags.ahead);
+        let [rest, momentum, shrink, step_size] = step.numbers();
         let [buffer] = state.arrays([BUFFER]);
         let mut direction = vec![T::ZERO; p.len()];
         pass1(
@@ -104,40 +108,83 @@ impl Rule for Muon {
                 if ahead { lerp(g, *b, momentum) } else { *b }
             },
         );
+        let orthogonal = orthogonal(direction, (shape[0], shape[1]), &step);
+        pass0(
+            p,
+            &orthogonal,
+            #[inline(always)]
+            move |p, o| p * shrink + step_size * o,
+        );
+    }
+}
+
+impl Muon {
+    /// The numbers of a step of a matrix: four of its elements, and those of the iterations.
+    fn numbers(&self, shape: &[usize]) -> Option<Step> {
+        let &[rows, columns] = shape else { return None };
         let (long, wide) = (rows as f64, columns as f64);
         let adjustment = match self.adjust_lr_fn.unwrap_or(AdjustLr::Original) {
             AdjustLr::Original => f64::max(1.0, long / wide).sqrt(),
             AdjustLr::MatchRmsAdamw => 0.2 * f64::max(long, wide).sqrt(),
         };
-        let (shrink, step_size) = (T::of(1.0 - self.lr * self.weight_decay), T::of(-self.lr * adjustment));
-        let Ok(matrix) = ArrayView2::from_shape((rows, columns), &direction) else {
-            return;
+        let (a, b, c) = self.ns_coefficients;
+        let numbers = [
+            1.0 - self.momentum,
+            self.momentum,
+            1.0 - self.lr * self.weight_decay,
+            -self.lr * adjustment,
+            a,
+            b,
+            c,
+            self.eps,
+            f64::from(self.ns_steps),
+        ];
+        let flags = Flags {
+            ahead: self.nesterov,
+            ..Flags::default()
         };
-        let orthogonal = self.orthogonalize(matrix);
-        for (p, &o) in p.iter_mut().zip(&orthogonal) {
-            *p = *p * shrink + step_size * o;
-        }
+        Some(Step::new("muon", &[BUFFER], self.maximize, 0.0, numbers).flagged(flags))
+    }
+
+    /// What a direction with this sum of squares is divided by in a step of `numbers`.
+    pub(crate) fn norm([.., eps, _]: [f64; 9], squares: f64) -> f64 {
+        f64::max(squares.sqrt(), eps)
+    }
+
+    /// The number of iterations of a step of `numbers`.
+    pub(crate) fn iterations([.., iterations]: [f64; 9]) -> u32 {
+        iterations as u32
     }
 }
 
-impl Muon {
-    /// Newton-Schulz iterations on the matrix with the shorter side first, so that products are small.
-    fn orthogonalize<T: Float>(&self, matrix: ArrayView2<'_, T>) -> Array2<T> {
-        let tall = matrix.nrows() > matrix.ncols();
-        let matrix = if tall { matrix.reversed_axes() } else { matrix };
-        let (a, b, c) = self.ns_coefficients;
-        let (a, b, c) = (T::of(a), T::of(b), T::of(c));
-        let elements: Vec<T> = matrix.iter().copied().collect();
-        let norm = T::of(f64::max(sum_squares(&elements).sqrt(), self.eps));
-        let mut x = matrix.mapv(|x| x / norm);
-        for _ in 0..self.ns_steps {
-            let gram = x.dot(&x.t());
-            let mut factor = gram.dot(&gram);
-            factor.zip_mut_with(&gram, |square, &gram| *square = b * gram + c * *square);
-            let mut next = factor.dot(&x);
-            next.zip_mut_with(&x, |next, &x| *next = a * x + *next);
-            x = next;
-        }
-        if tall { x.reversed_axes() } else { x }
+/// Newton-Schulz iterations on a matrix. They are those on the one with the shorter side first, so that products are small; of a tall matrix it is the
+/// transposed one, whose products have the same terms.
+fn orthogonal<T: Float>(mut x: Vec<T>, (rows, columns): (usize, usize), step: &Step) -> Vec<T> {
+    let [_, _, _, _, a, b, c]: [T; 7] = step.numbers();
+    let norm = T::of(Muon::norm(step.numbers, sum_squares(&x)));
+    let (tall, side) = (rows > columns, rows.min(columns));
+    for x in &mut x {
+        *x = *x / norm;
     }
+    for _ in 0..Muon::iterations(step.numbers) {
+        let matrix = Matrix::new(&x, (rows, columns));
+        let mut gram = match tall {
+            true => product(matrix.t(), matrix, true),
+            false => product(matrix, matrix.t(), true),
+        };
+        let square = Matrix::new(&gram, (side, side));
+        let square = product(square, square, true);
+        for (gram, square) in gram.iter_mut().zip(square) {
+            *gram = b * *gram + c * square;
+        }
+        let factor = Matrix::new(&gram, (side, side));
+        let next = match tall {
+            true => product(matrix, factor, false),
+            false => product(factor, matrix, false),
+        };
+        for (x, next) in x.iter_mut().zip(next) {
+            *x = a * *x + next;
+        }
+    }
+    x
 }

@@ -327,8 +327,8 @@ fn adafactor_keeps_rows_and_columns_of_each_matrix() {
 
 /// A rule of a program's own: it moves by `lr` against the gradient's sign, and counts its steps.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
-struct SignDescent {
-    lr: f64,
+pub(super) struct SignDescent {
+    pub(super) lr: f64,
 }
 
 impl Rule for SignDescent {

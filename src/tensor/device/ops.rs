@@ -2,7 +2,8 @@
 //!
 //! An operation runs on the GPU of one of its operands, and those that are here go there. A gradient goes to where its operand is.
 
-use rankgrad_cuda::ops::{self, AXES, Binary, Matrix, Unary};
+use rankgrad_cuda::ops::{self, AXES, Binary, Unary};
+use rankgrad_cuda::products::{self, Matrix};
 use rankgrad_cuda::{Array, elementwise};
 
 use super::{CudaArray, Device, GpuFloat};
@@ -184,7 +185,7 @@ fn matmul_on<T: Both>(a: &Tensor, b: &Tensor, device: Device) -> Result<Tensor> 
             transposed,
         }
     }
-    let product = ops::matmul(matrix(&x, (m, k), false), matrix(&y, (k, n), false))?;
+    let product = products::matmul(matrix(&x, (m, k), false), matrix(&y, (k, n), false))?;
     let output = wrap(product, &[&left[..left.len() - 1], &[n]].concat());
     // Each factor is saved only if the other one wants a gradient.
     let x = b.requires_grad().then_some(x);
@@ -193,11 +194,11 @@ fn matmul_on<T: Both>(a: &Tensor, b: &Tensor, device: Device) -> Result<Tensor> 
         let g = g.to(device)?;
         let g = matrix(g.gpu_floats::<T>()?, (m, n), false);
         let first = match &y {
-            Some(y) => one(wrap(ops::matmul(g, matrix(y, (k, n), true))?, &left), homes[0])?,
+            Some(y) => one(wrap(products::matmul(g, matrix(y, (k, n), true))?, &left), homes[0])?,
             None => None,
         };
         let second = match &x {
-            Some(x) => one(wrap(ops::matmul(matrix(x, (m, k), true), g)?, &right), homes[1])?,
+            Some(x) => one(wrap(products::matmul(matrix(x, (m, k), true), g)?, &right), homes[1])?,
             None => None,
         };
         Ok(vec![first, second])

@@ -17,8 +17,8 @@ use crate::Result;
 use held::Held;
 use plan::{ALL, Fault, Plan};
 
-/// Places of a rank's life, beside the kinds of messages: before ranks agree on settings, before they compare programs, at the end.
-pub(crate) const PLACES: [&str; 4] = ["init", "start", "close", "finalize"];
+/// Places of a rank's life, beside the kinds of messages: before ranks watch each other, before they agree on settings, before they compare programs, at the end.
+pub(crate) const PLACES: [&str; 5] = ["mpi", "init", "start", "close", "finalize"];
 
 /// How long the launcher gets to pass on what a rank wrote before it was killed.
 const OUTPUT_PAUSE: Duration = Duration::from_millis(200);

@@ -17,6 +17,7 @@ mod message;
 mod order;
 mod outgoing;
 mod page;
+mod pmi;
 mod process;
 mod ring;
 mod start;
@@ -124,15 +125,30 @@ pub(crate) fn start_together(host: Host<'_>, settings: Result<Settings>) -> Resu
 
 fn bring_up(host: &Host<'_>, settings: Result<Settings>) -> Result<MpiTransport> {
     let own_mpi = host.is_none();
-    let start::Started { comm, thread_level, fit } = start::start(host)?;
+    let watched = settings.as_ref().map_or(true, |settings| settings.watch);
+    let start::Started {
+        comm,
+        thread_level,
+        fit,
+        early,
+    } = start::start(host, watched)?;
+    let waits_for = |what| early.iter().for_each(|early| early.waits_for(what));
     let (rank, size) = (comm.rank, comm.size);
+    #[cfg(feature = "faults")]
+    super::faults::reached("mpi", rank);
+    waits_for("its neighbours in the watch");
     // First of all, as whatever follows may wait for a rank that has died.
-    let watch =
-        Watch::start(&comm, settings.as_ref().map_or(true, |settings| settings.watch)).map_err(|error| give_up(own_mpi, None, error))?;
+    let watch = Watch::start(&comm, watched).map_err(|error| give_up(own_mpi, None, error))?;
     #[cfg(feature = "faults")]
     super::faults::reached("init", rank);
     let mine = settings.and_then(|settings| fit.and(settings.check()).map(|()| settings));
-    let settings = match agree(&comm, mine) {
+    waits_for("the settings of all ranks");
+    let agreed = agree(&comm, mine);
+    // All ranks were here, so the ring is closed everywhere.
+    if let Some(early) = early {
+        early.finish();
+    }
+    let settings = match agreed {
         Ok(settings) => settings,
         Err(error) => {
             // On all ranks alike. The first error is the one to tell.

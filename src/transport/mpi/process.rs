@@ -8,7 +8,7 @@ use std::time::Duration;
 use ::mpi::ffi;
 
 use super::call::WORLD_RANK;
-use super::watch;
+use super::{pmi, watch};
 use crate::config::launcher::{environment, rank};
 
 /// How long MPI_Abort gets before the process ends by itself.
@@ -93,6 +93,7 @@ pub(super) fn abort(code: i32) -> ! {
         // SAFETY: MPI is up. Another thread may be inside MPI below MPI_THREAD_MULTIPLE; at worst this call hangs, and the watchdog ends it.
         unsafe { ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, code) };
     } else if rank(environment).is_some() {
+        pmi::abort(code);
         // Only the launcher can end the others, and it takes a signal for a failure, whatever it makes of an exit code.
         kill()
     }

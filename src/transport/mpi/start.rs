@@ -3,8 +3,6 @@
 use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::mpsc;
-use std::time::{Duration, Instant};
 
 use ::mpi::ffi;
 use ::mpi::raw::AsRaw;
@@ -12,7 +10,8 @@ use ::mpi::raw::AsRaw;
 use super::call::{Handle, WORLD_RANK, mpi_call};
 use super::comm::Comm;
 use super::launcher;
-use crate::config::launcher::{environment, rank};
+use super::watch::early::Early;
+use crate::config::launcher::environment;
 use crate::{ErrorKind, Result};
 
 /// Who brings MPI up: this crate, or the host program, which then gives a communicator to duplicate.
@@ -134,10 +133,12 @@ pub(super) struct Started {
     pub(super) thread_level: ThreadLevel,
     /// Whether this rank can go on. Others may see it otherwise, so they must be told.
     pub(super) fit: Result<()>,
+    /// Who watches until the ring does; nobody where a host has brought MPI up.
+    pub(super) early: Option<Early>,
 }
 
 /// Starts MPI if there is no host. Collective over its ranks.
-pub(super) fn start(host: &Host) -> Result<Started> {
+pub(super) fn start(host: &Host, watched: bool) -> Result<Started> {
     let (mut up, mut over) = (0, 0);
     // SAFETY: both may be called at any time, and write to our variables.
     unsafe {
@@ -151,7 +152,7 @@ pub(super) fn start(host: &Host) -> Result<Started> {
         ));
     }
     let Some(Handle(communicator)) = host.communicator else {
-        return start_own(up != 0);
+        return start_own(up != 0, watched);
     };
     if up == 0 {
         return Err(init_error(
@@ -174,16 +175,23 @@ pub(super) fn start(host: &Host) -> Result<Started> {
     let thread_level = level(granted);
     let cure = "initialise MPI with MPI_Init_thread(MPI_THREAD_MULTIPLE) instead of MPI_Init";
     let fit = enough(thread_level, cure).and_then(|()| check_launcher());
-    Ok(Started { comm, thread_level, fit })
+    let early = None;
+    Ok(Started {
+        comm,
+        thread_level,
+        fit,
+        early,
+    })
 }
 
-fn start_own(up: bool) -> Result<Started> {
+fn start_own(up: bool, watched: bool) -> Result<Started> {
     if up {
         let cure = "give it a communicator, for example `World::builder().communicator(&comm)`";
         return Err(init_error("the host program has already initialised MPI", cure));
     }
     let mut granted = 0;
-    let patience = Patience::new();
+    let early = Early::begin(watched);
+    let usr1 = Usr1::now();
     // SAFETY: MPI takes null for both arguments of `main`.
     unsafe {
         mpi_call!(MPI_Init_thread(
@@ -193,13 +201,19 @@ fn start_own(up: bool) -> Result<Started> {
             &mut granted
         ))?;
     }
-    drop(patience);
+    usr1.put_back();
+    early.waits_for("MPI_Comm_dup");
     let cure = "rebuild MPI with thread support (Open MPI before 3: --enable-mpi-thread-multiple; MPICH: --enable-threads=multiple)";
     let thread_level = level(granted);
     let fit = enough(thread_level, cure).and_then(|()| check_launcher());
     // SAFETY: MPI is up, and the communicator is one of its constants.
     match unsafe { Comm::duplicate(ffi::RSMPI_COMM_WORLD) } {
-        Ok(comm) => Ok(Started { comm, thread_level, fit }),
+        Ok(comm) => Ok(Started {
+            comm,
+            thread_level,
+            fit,
+            early: Some(early),
+        }),
         Err(error) => {
             // The first error is the one to tell.
             let _ = finalize();
@@ -208,29 +222,28 @@ fn start_own(up: bool) -> Result<Started> {
     }
 }
 
-/// Says in the log, again and again, that MPI's start takes long, until it is dropped. Ranks don't know each other yet: one that died there is seen by its launcher alone.
-struct Patience {
-    _end: mpsc::Sender<()>,
-}
+/// What SIGUSR1 does. To MPICH it means that a process has died, so it asks the launcher which; a process without one would wait for ever.
+struct Usr1(Option<libc::sigaction>);
 
-impl Patience {
-    const PAUSE: Duration = Duration::from_secs(10);
+impl Usr1 {
+    /// As it is now, if there is no launcher whom MPICH could ask.
+    fn now() -> Usr1 {
+        if ["PMI_FD", "PMI_PORT", "PMIX_RANK"].iter().any(|name| environment(name).is_some()) {
+            return Usr1(None);
+        }
+        // SAFETY: zero is a valid value of all its parts.
+        let mut now: libc::sigaction = unsafe { std::mem::zeroed() };
+        // SAFETY: changes nothing, and writes to our variable.
+        let known = unsafe { libc::sigaction(libc::SIGUSR1, std::ptr::null(), &mut now) } == 0;
+        Usr1(known.then_some(now))
+    }
 
-    fn new() -> Patience {
-        let (sender, end) = mpsc::channel();
-        let started = Instant::now();
-        let wait = move || {
-            while end.recv_timeout(Self::PAUSE) == Err(mpsc::RecvTimeoutError::Timeout) {
-                log::warn!(
-                    "rank {}: MPI_Init_thread hasn't returned for {} s: other ranks start late, or one has died; `srun --kill-on-bad-exit=1` ends the job then",
-                    rank(environment).unwrap_or_else(|| "?".into()),
-                    started.elapsed().as_secs()
-                );
-            }
-        };
-        // Without it the start goes on all the same.
-        let _ = std::thread::Builder::new().name("rankgrad-start".into()).spawn(wait);
-        Patience { _end: sender }
+    /// Makes it so again.
+    fn put_back(self) {
+        if let Some(before) = self.0 {
+            // SAFETY: it was so before, and whoever made it so expects it still.
+            unsafe { libc::sigaction(libc::SIGUSR1, &before, std::ptr::null_mut()) };
+        }
     }
 }
 

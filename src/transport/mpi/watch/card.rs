@@ -1,8 +1,11 @@
 //! What a rank tells the one that watches it.
 
 use std::hash::{BuildHasher, RandomState};
+use std::os::fd::OwnedFd;
 use std::process;
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 
 /// Where and what a rank's process is.
@@ -51,7 +54,6 @@ impl Card {
     }
 
     /// Whether the process number of one means the same process to the other.
-    #[cfg(target_os = "linux")]
     pub(super) fn shares_processes(&self, other: &Card) -> bool {
         self.is_near(other) && !self.namespace.is_empty() && self.namespace == other.namespace
     }
@@ -66,6 +68,47 @@ pub(super) fn host() -> String {
 pub(super) fn born(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
+}
+
+/// A process whose end can be waited for, if the number is still its own.
+#[cfg(target_os = "linux")]
+pub(super) fn process(pid: u32, born: u64) -> rustix::io::Result<OwnedFd> {
+    use rustix::process::{Pid, PidfdFlags, pidfd_open};
+    let none = rustix::io::Errno::SRCH;
+    let number = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(none)?;
+    let process = pidfd_open(number, PidfdFlags::empty())?;
+    // Looked at after the number was taken hold of.
+    match self::born(pid) {
+        Some(now) if now == born => Ok(process),
+        Some(_) => Err(none),
+        None => Err(rustix::io::Errno::IO),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(super) fn process(_: u32, _: u64) -> rustix::io::Result<OwnedFd> {
+    Err(rustix::io::Errno::NOSYS)
+}
+
+/// Whether a process has ended, as far as can be told: also one that nobody has waited for yet.
+pub(super) fn ended(pid: u32, born: u64) -> Option<bool> {
+    if born == 0 {
+        return None;
+    }
+    match process(pid, born) {
+        Ok(process) => has_ended(&process, Duration::ZERO),
+        Err(rustix::io::Errno::SRCH) => Some(true),
+        Err(_) => None,
+    }
+}
+
+/// Whether a process ends within a time.
+pub(super) fn has_ended(process: &OwnedFd, limit: Duration) -> Option<bool> {
+    let limit = Timespec {
+        tv_sec: limit.as_secs() as _,
+        tv_nsec: limit.subsec_nanos() as _,
+    };
+    poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&limit)).map(|n| n > 0).ok()
 }
 
 #[cfg(test)]
@@ -87,6 +130,22 @@ mod tests {
             let unknown = Card { boot: String::new(), ..b };
             assert!(!unknown.is_near(&unknown.clone()));
             assert_eq!(born(u32::MAX), None);
+            assert_eq!(
+                (ended(a.pid, a.born), ended(a.pid, a.born + 1), ended(u32::MAX, 1)),
+                (Some(false), Some(true), Some(true))
+            );
+            let mut child = process::Command::new("true").spawn().unwrap();
+            let (pid, since) = (child.id(), born(child.id()).unwrap());
+            // Before and after it was waited for.
+            for _ in 0..200 {
+                if ended(pid, since) == Some(true) {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            assert_eq!(ended(pid, since), Some(true));
+            child.wait().unwrap();
+            assert_eq!(ended(pid, since), Some(true));
         }
     }
 }

@@ -10,7 +10,7 @@ use super::card::Card;
 use crate::transport::Loss;
 
 /// How long one address of a rank is tried.
-const CONNECT: Duration = Duration::from_secs(2);
+pub(super) const CONNECT: Duration = Duration::from_secs(2);
 /// How long a peer may take over a message that has begun.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// A silent connection is asked by the kernel after so long, so often, and so many times: a node without power is noticed in 7 s.
@@ -120,7 +120,8 @@ pub(super) fn accept(listener: &TcpListener, card: &Card) -> Result<TcpStream> {
     Ok(stream)
 }
 
-fn prepared(stream: TcpStream) -> Result<TcpStream> {
+/// With the settings of all of these connections.
+pub(super) fn prepared(stream: TcpStream) -> Result<TcpStream> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     stream.set_nodelay(true)?;

@@ -8,6 +8,7 @@
 #![deny(unsafe_code)]
 
 mod card;
+pub(super) mod early;
 mod link;
 
 use std::net::{TcpListener, TcpStream};
@@ -65,6 +66,7 @@ pub(super) fn aborting() {
             ring.ring();
         }
     }
+    early::aborting();
 }
 
 /// This rank's place in the ring.
@@ -184,12 +186,7 @@ impl Next {
 
     /// Whether its process has ended, as far as can be told from here; waits for that for a while.
     fn has_ended(&self, limit: Duration) -> Option<bool> {
-        let process = self.process.as_ref()?;
-        let limit = Timespec {
-            tv_sec: limit.as_secs() as _,
-            tv_nsec: limit.subsec_nanos() as _,
-        };
-        poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&limit)).map(|n| n > 0).ok()
+        card::has_ended(self.process.as_ref()?, limit)
     }
 
     fn loss(&self, how: &str) -> Loss {
@@ -204,20 +201,11 @@ impl Next {
     }
 }
 
-/// A process's end can be waited for, if both see the same numbers, and the number is still its own.
-#[cfg(target_os = "linux")]
+/// A process's end can be waited for, if both see the same numbers.
 fn process_of(card: &Card, own: &Card) -> Option<OwnedFd> {
-    if !card.shares_processes(own) {
-        return None;
-    }
-    let pid = rustix::process::Pid::from_raw(i32::try_from(card.pid).ok()?)?;
-    let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()?;
-    (card::born(card.pid) == Some(card.born)).then_some(process)
-}
-
-#[cfg(not(target_os = "linux"))]
-fn process_of(_: &Card, _: &Card) -> Option<OwnedFd> {
-    None
+    card.shares_processes(own)
+        .then(|| card::process(card.pid, card.born).ok())
+        .flatten()
 }
 
 /// What the watching thread has.
