@@ -78,7 +78,11 @@ mod tests {
 
     #[test]
     fn it_stays_where_cores_are_shared_and_where_it_is_off() {
-        for spin in [Spin::of(40 * US, false), Spin::of(Duration::ZERO, true), Spin::of(20_000 * US, true)] {
+        for spin in [
+            Spin::of(40 * US, false),
+            Spin::of(Duration::ZERO, true),
+            Spin::of(20_000 * US, true),
+        ] {
             let first = spin.limit();
             [10, 100, 20_000].into_iter().for_each(|quiet| spin.slept(quiet * US));
             assert_eq!(spin.limit(), first);

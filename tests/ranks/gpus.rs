@@ -273,6 +273,7 @@ fn dealt() -> Outcome {
     let kept = world.lead(|world| {
         assert_eq!(world.call(world.owner(world.size() - 1), held_by_driver, ())?, "");
         let kept = world.put(world.size() - 1, Tensor::from_vec(vec![1.0, 2.0], [2])?)?;
+        kept.fetch()?; // so that it is there
         let held = world.call(kept.owner(), held_by_driver, ())?;
         assert!(held.contains("contexts: 1"), "{held}");
         Ok(kept)

@@ -159,8 +159,10 @@ fn state_goes_to_a_gpu_and_back() {
     assert!(on_gpu.iter().zip(&here).all(|(p, q)| values(p) == values(q)));
 }
 
-/// Values of parameters and states of all.
-fn everything(optimizer: &Optimizer, parameters: &[Tensor]) -> Vec<(Vec<f64>, Vec<Vec<f64>>, Vec<f64>)> {
+/// A parameter's values, the arrays of its state, and the numbers.
+type Everything = (Vec<f64>, Vec<Vec<f64>>, Vec<f64>);
+
+fn everything(optimizer: &Optimizer, parameters: &[Tensor]) -> Vec<Everything> {
     let one = |(place, p): (usize, &Tensor)| {
         let state = optimizer.state(place);
         let array = |data: &Data| values(&Tensor::from_data(data.to(Device::Cpu).unwrap()));
