@@ -15,7 +15,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rankgrad::faults::{self, KINDS};
 use rankgrad::prelude::*;
-use rankgrad::{BackwardOptions, Mode, StepOptions, local};
+use rankgrad::{BackwardOptions, Mode, local};
 
 #[path = "ranks/slow.rs"]
 mod slow;
