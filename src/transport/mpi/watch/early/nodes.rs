@@ -344,6 +344,9 @@ mod tests {
         assert_eq!((&heard.text, heard.died, heard.hops), (&news.text, true, 2));
         // Also by one who comes later.
         lock(&a.links).next = None;
+        assert!(a.look(&rank(0)).is_empty());
+        // It takes the new connection, and misses the old one.
+        drop(b.look(&rank(1)));
         assert_eq!(hears(&a).text, news.text);
 
         let [a, _b] = met();
