@@ -61,7 +61,7 @@ impl Error {
 }
 
 /// A parameter's name, behind its place.
-fn named(name: &Option<String>) -> String {
+pub(crate) fn named(name: &Option<String>) -> String {
     name.as_ref().map_or(String::new(), |name| format!(" (`{name}`)"))
 }
 

@@ -156,9 +156,19 @@ impl Shards {
 
     /// A parameter from its sources.
     fn parameter(&mut self, name: &str, sources: Vec<Source<Parameter>>) -> Result<(Data, Parameter)> {
-        let read = |Source { name, facts, cut }: &Source<Parameter>| match cut {
-            Some(Cut { rows, .. }) => self.reader(facts.shard)?.read_rows(&parameter_name(name), rows.clone()),
-            None => self.read(facts.shard, &parameter_name(name)),
+        let read = |Source { name, facts, cut }: &Source<Parameter>| {
+            let full = parameter_name(name);
+            let found = self.reader(facts.shard)?.shape(&full)?.to_vec();
+            if found != facts.shape {
+                return Err(self.differs(
+                    facts.shard,
+                    format!("`{full}` is {found:?} in it, and {:?} in the manifest", facts.shape),
+                ));
+            }
+            match cut {
+                Some(Cut { rows, .. }) => self.reader(facts.shard)?.read_rows(&full, rows.clone()),
+                None => self.read(facts.shard, &full),
+            }
         };
         let data: Vec<Data> = sources.iter().map(read).collect::<Result<_>>()?;
         let shard = sources.first().map_or(0, |source| source.facts.shard);

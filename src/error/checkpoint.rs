@@ -58,7 +58,7 @@ pub enum CheckpointFault {
         text: String,
     },
     /// There are checkpoints, and none of them is whole.
-    #[error("no checkpoint in it is whole: {}", skipped.join("; "))]
+    #[error("no checkpoint in it is whole: {}; move them away to begin anew", skipped.join("; "))]
     NoneWhole {
         /// Each one, and why it was skipped.
         skipped: Vec<String>,

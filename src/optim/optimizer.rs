@@ -245,10 +245,11 @@ impl Optimizer {
                 .into());
             }
             let (dtype, shape) = (tensor.dtype(), tensor.shape().to_vec());
+            let name = leaf.name().map(str::to_owned);
             if let Err(why) = spec.rule().takes_shape(&shape) {
                 return Err(ErrorKind::Argument {
                     op: optimizer(),
-                    what: format!("parameter {place} of shape {shape:?}: {why}"),
+                    what: format!("parameter {place}{} of shape {shape:?}: {why}", crate::error::named(&name)),
                 }
                 .into());
             }

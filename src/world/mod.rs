@@ -266,7 +266,7 @@ impl Drop for World {
                     std::thread::sleep(RANK_0_FIRST);
                     format!("gave up, and rank 0 before it: {error}")
                 }
-                None => "dropped its world without `finish`: it gave up (the error that `main` returned, if it did, can't be printed any more: `World::run` tells it)".into(),
+                None => "dropped its world without `finish`, by which each rank ends its part: call it last, or use `World::run`, which also tells an error that makes a rank give up".into(),
             };
             self.runtime().abort(&why);
         }

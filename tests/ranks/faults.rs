@@ -10,6 +10,7 @@ use rankgrad::prelude::*;
 use rankgrad::{BackwardOptions, faults};
 
 use crate::case::{Case, Expect};
+use crate::slow::Slow;
 use crate::{Outcome, launcher_rank, ok};
 
 const MILLISECOND: Duration = Duration::from_millis(1);
@@ -80,11 +81,33 @@ fn train(world: &World, steps: usize) -> Result<Vec<u64>> {
         let made = world.call(world.owner(1), made_there, (world.owner(2), numbers(&[3], step)))?;
         assert_eq!(made.fetch()?.to_vec::<f64>()?, doubled_numbers(step));
     }
+    kept_turn(world)?;
     let mut bits = Vec::new();
     for layer in &layers {
         bits.extend(layer.fetch()?.to_vec::<f64>()?.into_iter().map(f64::to_bits));
     }
     Ok(bits)
+}
+
+/// A step keeps its turn on one rank while it waits for another, which is busy; a second step waits for that turn, and asks what it waits for.
+fn kept_turn(world: &World) -> Result<()> {
+    let one = |rank| world.put(world.owner(rank), numbers(&[1], 1));
+    let (near, far, busy) = (one(1)?, one(2)?, one(2)?);
+    let slow = DistributedOptimizer::new(world, Slow::new(0.0).seconds(0.05), [&busy])?;
+    let both = DistributedOptimizer::new(world, Sgd::new(0.1), [&near, &far])?;
+    let other = DistributedOptimizer::new(world, Sgd::new(0.1), [&near])?;
+    let ctx = world.context()?;
+    for parameter in [&near, &far, &busy] {
+        ctx.accumulate(parameter, Gradient::Dense(numbers(&[1], 2).data()))?;
+    }
+    let running = slow.step_async(&ctx, &StepOptions::new())?;
+    std::thread::scope(|scope| -> Result<()> {
+        let kept = scope.spawn(|| both.step_with(&ctx, &StepOptions::new().all_or_nothing()));
+        std::thread::sleep(10 * MILLISECOND);
+        other.step(&ctx)?;
+        kept.join().expect("no panic").map(drop)
+    })?;
+    running.wait().map(drop)
 }
 
 /// Through so many calls that a backward has to ask what takes part: marks travel.

@@ -234,7 +234,8 @@ impl Watcher {
     }
 
     fn watch(mut self, end: &mpsc::Receiver<()>) {
-        let mut said = Instant::now();
+        let (begun, mut said) = (Instant::now(), Instant::now());
+        let mut told = false;
         while end.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
             if let Some(loss) = self.look() {
                 // Nothing is sent: what comes is the end.
@@ -243,12 +244,19 @@ impl Watcher {
             }
             if said.elapsed() >= PATIENCE {
                 said = Instant::now();
-                log::warn!(
-                    "rank {}: {}: {}; `srun --kill-on-bad-exit=1` ends a job whose ranks die",
-                    self.shared.me.rank,
-                    self.shared.waiting(),
-                    self.missing()
-                );
+                let advice = match environment("SLURM_JOB_ID") {
+                    Some(_) => "; `srun --kill-on-bad-exit=1` ends a job whose ranks die",
+                    None => "",
+                };
+                let (me, waiting, missing) = (self.shared.me.rank, self.shared.waiting(), self.missing());
+                let text = format!("rank {me}: {waiting}: {missing}{advice}");
+                // Who has no logger would see a job that hangs, and nothing else.
+                if !told && begun.elapsed() >= 2 * PATIENCE && !log::log_enabled!(log::Level::Warn) {
+                    told = true;
+                    process::last_words(&text);
+                } else {
+                    log::warn!("{text}");
+                }
             }
         }
     }
