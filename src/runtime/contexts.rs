@@ -76,7 +76,7 @@ impl Runtime {
         }
         slot.wait_here();
         let start = Instant::now();
-        let mut asked = start;
+        let (mut asked, mut still) = (start, Still::default());
         let mut committing = None;
         loop {
             let next = asked + self.pace.ask_after;
@@ -89,7 +89,7 @@ impl Runtime {
                 None => limit.and_then(Limit::end).into_iter().chain(lost).min(),
                 end => end,
             };
-            let until = end.map_or(next, |e| e.min(next));
+            let until = end.map_or(next, |e| still.put_off(e).min(next));
             if self.wait_until(&|| slot.is_done() || self.is_lost(), Permission::Engine(context), Some(until))? {
                 if !slot.is_done() {
                     let ranks = || lock(&self.core).rank.backward_waits_for(context);
@@ -98,11 +98,12 @@ impl Runtime {
                 return slot.take().map_or(Ok(()), |reply| reply.map(drop));
             }
             let now = Instant::now();
+            still.note(until, now);
             let (ranks, still_silent) = {
                 let core = lock(&self.core);
                 (core.rank.backward_waits_for(context), core.rank.backward_silent(context))
             };
-            if end.is_some_and(|e| now >= e) && (committing.is_some() || lost != end || still_silent == silent) {
+            if end.is_some_and(|e| now >= still.put_off(e)) && (committing.is_some() || lost != end || still_silent == silent) {
                 let overdue = Overdue {
                     context,
                     ranks,

@@ -34,7 +34,7 @@ use crate::transport::{Delivery, Landing, Loss, Transport};
 use crate::wire::{self, Delivered, Handle, Payload};
 use crate::{Error, ErrorKind, Result};
 
-use clock::{Pace, Ticks};
+use clock::{Pace, Still, Ticks};
 pub(crate) use pool::Pool;
 pub(crate) use progress::Permission;
 pub(crate) use slot::{Alarm, Reply, Slot};

@@ -90,8 +90,16 @@ impl Pool {
     /// Gives a new thread to a job that has waited too long: all others may be blocked in ways we can't see.
     pub(crate) fn relieve(&self) {
         let mut state = self.state();
-        if state.idle == 0 && state.jobs.front().is_some_and(|j| j.0.elapsed() > PATIENCE) {
-            self.grow(&mut state);
+        if state.jobs.front().is_some_and(|j| j.0.elapsed() > PATIENCE) {
+            self.see_to_jobs(&mut state);
+        }
+    }
+
+    /// Wakes a thread for jobs that wait, or makes one. One that was woken before may have left instead.
+    fn see_to_jobs(&self, state: &mut State) {
+        match state.idle {
+            0 => self.grow(state),
+            _ => self.0.work.notify_one(),
         }
     }
 
@@ -113,7 +121,16 @@ impl Pool {
         let name = format!("rankgrad-{}-fn", self.0.rank);
         match std::thread::Builder::new().name(name).spawn(move || pool.work()) {
             Ok(_) => state.threads += 1,
-            Err(e) => log::error!("rank {}: no new thread for the function pool: {e}", self.0.rank),
+            Err(e) if state.warned.is_none_or(|t| t.elapsed() > Duration::from_secs(5)) => {
+                state.warned = Some(Instant::now());
+                log::error!(
+                    "rank {}: no new thread for the function pool, which has {}: {e}; {} functions wait",
+                    self.0.rank,
+                    state.threads,
+                    state.jobs.len()
+                );
+            }
+            Err(_) => {}
         }
     }
 
@@ -123,6 +140,10 @@ impl Pool {
         loop {
             // Some that waited have come back.
             if state.at_work() > self.0.limit {
+                // It may have been woken for a job: that falls to another one.
+                if !state.jobs.is_empty() {
+                    self.0.work.notify_one();
+                }
                 break;
             }
             if let Some((_, job)) = state.jobs.pop_front() {
@@ -159,8 +180,8 @@ impl Pool {
         }
         let mut state = self.state();
         state.blocked += 1;
-        if state.idle == 0 && !state.jobs.is_empty() {
-            self.grow(&mut state);
+        if !state.jobs.is_empty() {
+            self.see_to_jobs(&mut state);
         }
         drop(state);
         let result = wait();
@@ -218,6 +239,33 @@ mod tests {
         }
         near.close();
         far.close();
+    }
+
+    /// Threads come back from waits, and leave, while others are woken for jobs: none of these lies until an idle thread has had enough.
+    #[test]
+    fn no_job_is_left_behind_by_threads_that_leave() {
+        fn nested(pools: [Pool; 2], depth: usize, done: std::sync::mpsc::Sender<()>) {
+            let [here, there] = pools;
+            here.clone().push(move || {
+                if depth > 0 {
+                    let (answer, answered) = channel();
+                    nested([there, here.clone()], depth - 1, answer);
+                    wait(&here, &answered);
+                }
+                done.send(()).expect("it is waited for");
+            });
+        }
+        let pools = [0, 1].map(|rank| Pool::new(rank, 2, 1));
+        let (done, all) = channel();
+        for round in 0..500 {
+            for _ in 0..3 {
+                nested(pools.clone(), 3, done.clone());
+            }
+            for _ in 0..3 {
+                all.recv_timeout(KEEP / 2).unwrap_or_else(|_| panic!("round {round}: {:?}", pools));
+            }
+        }
+        pools.iter().for_each(Pool::close);
     }
 
     #[test]

@@ -34,6 +34,9 @@ const EAGERNESS: Duration = Duration::from_millis(1);
 /// How long a poller stands back from a host's MPI call, where MPI allows one at a time.
 const HOST_CALL: Duration = Duration::from_micros(50);
 
+/// A service thread that never sleeps looks after the pool once in so many polls.
+const RELIEF: u32 = 1024;
+
 /// So many polls in a row without looking at the clock.
 const POLLS: u32 = 4;
 
@@ -83,6 +86,8 @@ struct Wait<'a> {
     rest: Rest,
     /// About now: when this round, or one of the last few, began.
     now: Instant,
+    /// Polls of a service thread that never sleeps.
+    vacant: u32,
     /// Polls until the clock is looked at.
     polls: u32,
     /// Something was received or run since then, which may have taken long.
@@ -147,11 +152,16 @@ impl Duty for Wait<'_> {
             return Ok(Next::Again);
         }
         if runtime.host_calls() {
+            runtime.pool.relieve();
             std::thread::sleep(HOST_CALL); // nothing moves meanwhile
             return Ok(Next::Again);
         }
         if runtime.dedicated && self.rest == Rest::Vacant {
             // Never sleeps, and stands back for whoever waits.
+            self.vacant = self.vacant.wrapping_add(1);
+            if self.vacant.is_multiple_of(RELIEF) {
+                runtime.pool.relieve();
+            }
             std::hint::spin_loop();
             return Ok(Next::StandBack);
         }
@@ -260,6 +270,7 @@ impl Runtime {
             deadline,
             rest,
             now,
+            vacant: 0,
             polls: POLLS,
             busy: false,
             inbox: INBOX.take(),

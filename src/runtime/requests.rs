@@ -121,20 +121,23 @@ impl Runtime {
     /// Waits for room in the window to a rank: as [`wait`](Self::wait), for the oldest of the requests that fill it.
     fn wait_for_room(self: &Arc<Self>, to: u32, open: &dyn Fn() -> bool, operation: &str, limit: Option<Limit>) -> Result<()> {
         let start = Instant::now();
-        let (mut oldest, mut heard, mut asked) = (None, start, start);
+        let (mut oldest, mut heard, mut asked, mut still) = (None, start, start, Still::default());
         loop {
             let end = match limit {
                 Some(limit) => limit.end(),
                 None => self.pace.timeout.map(|t| heard + t),
             };
+            let end = end.map(|e| still.put_off(e));
             let ask = asked.max(heard) + self.pace.ask_after;
             let woken = || open() || self.is_lost();
-            if self.wait_until(&woken, Permission::Nothing, Some(end.map_or(ask, |e| e.min(ask))))? {
+            let until = end.map_or(ask, |e| e.min(ask));
+            if self.wait_until(&woken, Permission::Nothing, Some(until))? {
                 // If another thread has taken the room meanwhile, the caller comes back.
                 self.end_wait_if_lost(|| format!("room for `{operation}` in the window to rank {to}"), start);
                 return Ok(());
             }
             let now = Instant::now();
+            still.note(until, now);
             let found = {
                 let core = lock(&self.core);
                 let found = core.rank.fills_window(to);
@@ -148,7 +151,7 @@ impl Runtime {
                 Some(limit) => limit.end(),
                 None => self.pace.timeout.map(|t| heard + t),
             };
-            if end.is_some_and(|e| now >= e) {
+            if end.is_some_and(|e| now >= still.put_off(e)) {
                 let (requests, bytes) = lock(&self.core).rank.outstanding(to);
                 let seconds = limit.map_or(now - start, |l| l.time).as_secs_f64();
                 return Err(ErrorKind::Timeout {
@@ -204,7 +207,7 @@ impl Runtime {
     /// As [`wait`](Self::wait), but leaves the answer where it is, and returns without it when `stop` says so.
     pub(crate) fn wait_unless(self: &Arc<Self>, slot: &Slot, what: &Waiting, stop: &dyn Fn() -> bool) -> Result<()> {
         let start = Instant::now();
-        let (mut now, mut asked) = (start, None::<Instant>);
+        let (mut now, mut asked, mut still) = (start, None::<Instant>, Still::default());
         // Nothing is heard before it is asked for.
         let heard = |asked: Option<Instant>| asked.and_then(|_| slot.heard()).unwrap_or(start);
         let end = |asked| match what.limit {
@@ -213,7 +216,7 @@ impl Runtime {
         };
         loop {
             let ask = asked.unwrap_or(start).max(heard(asked)) + self.pace.ask_after;
-            let until = end(asked).map_or(ask, |e| e.min(ask));
+            let until = end(asked).map_or(ask, |e| still.put_off(e).min(ask));
             let done = || slot.is_done() || stop() || self.is_lost();
             if self.wait_from(now, &done, &|| slot.wait_here(), Permission::Nothing, Some(until))? {
                 if !slot.is_done() {
@@ -222,6 +225,7 @@ impl Runtime {
                 return Ok(());
             }
             now = Instant::now();
+            still.note(until, now);
             let status = slot.status();
             let to = lock(&self.core)
                 .rank
@@ -230,7 +234,7 @@ impl Runtime {
                 .copied()
                 .unwrap_or(what.to);
             // Looked at again: an answer may have come meanwhile.
-            if end(asked).is_some_and(|e| now >= e) {
+            if end(asked).is_some_and(|e| now >= still.put_off(e)) {
                 let status = status.map_or("it said nothing".into(), |(s, at)| {
                     format!("{s}, {:.1} s ago", at.elapsed().as_secs_f64())
                 });

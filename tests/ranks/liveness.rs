@@ -225,7 +225,28 @@ fn backwards_given_up() -> Outcome {
 const TIMEOUT_2: &[(&str, &str)] = &[("RANKGRAD_TIMEOUT", "2")];
 
 /// The cases.
+/// All stand still for longer than the timeout, as under a debugger or in a machine that is paused, and go on: nobody is to blame.
+fn all_stand_still() -> Outcome {
+    let world = World::init()?;
+    freeze(4);
+    world.lead(|world| {
+        let long = world.call_async(1, nap, (6,))?;
+        let start = Instant::now();
+        while start.elapsed() < 6 * SECOND {
+            assert_eq!(world.call(1, nothing, ())?, 1);
+        }
+        assert_eq!(long.wait()?, 1);
+        Ok(())
+    })?;
+    ok(world.finish())
+}
+
 pub const CASES: &[Case] = &[
+    Case {
+        ranks: &[2, 3],
+        env: TIMEOUT_2,
+        ..Case::new("liveness::ranks_that_all_stood_still_go_on", all_stand_still)
+    },
     Case {
         ranks: &[2],
         env: &[("RUST_LOG", "warn"), ("RANKGRAD_STATUS_AFTER", "1.2")],

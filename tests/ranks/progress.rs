@@ -1,6 +1,6 @@
 //! Who polls: idle ranks are quiet, busy ones answer, blocked ones don't block others.
 
-use std::sync::Barrier;
+use std::sync::{Barrier, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use rankgrad::prelude::*;
@@ -155,7 +155,54 @@ fn starts_and_ends() -> Outcome {
 const SHARED: &[(&str, &str)] = &[("RANKGRAD_PROGRESS", "shared")];
 
 /// The cases.
+/// What `waits_for_a_sign` waits for, where the library doesn't see it.
+static SIGN: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
+
+remote! {
+    fn waits_for_a_sign(scope: &Scope) -> Result<()> {
+        let _ = scope;
+        drop(SIGN.1.wait_while(SIGN.0.lock().unwrap(), |given| !*given).unwrap());
+        Ok(())
+    }
+
+    fn gives_a_sign(scope: &Scope) -> Result<()> {
+        let _ = scope;
+        *SIGN.0.lock().unwrap() = true;
+        SIGN.1.notify_all();
+        Ok(())
+    }
+}
+
+/// Functions block where the pool can't see it, and no thread of the rank waits in the library.
+fn pool_is_relieved() -> Outcome {
+    let world = World::init()?;
+    let waits: Vec<_> = (0..8).map(|_| world.call_async(0, waits_for_a_sign, ())).collect::<Result<_>>()?;
+    let sign = world.call_async(0, gives_a_sign, ())?;
+    let given = || *SIGN.0.lock().unwrap();
+    let start = Instant::now();
+    while !given() {
+        assert!(start.elapsed() < Duration::from_secs(20), "it has no thread");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    sign.wait()?;
+    wait_all(waits)?;
+    ok(world.finish())
+}
+
 pub const CASES: &[Case] = &[
+    Case {
+        ranks: &[0],
+        env: &[("RANKGRAD_PROGRESS", "dedicated")],
+        ..Case::new(
+            "progress::a_pool_that_blocks_unseen_grows_beside_a_service_thread_that_never_sleeps",
+            pool_is_relieved,
+        )
+    },
+    Case {
+        ranks: &[1],
+        env: SHARED,
+        ..Case::new("progress::a_pool_that_blocks_unseen_grows", pool_is_relieved)
+    },
     Case {
         ranks: &[2, 4],
         env: SHARED,

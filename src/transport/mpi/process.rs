@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::Once;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use ::mpi::ffi;
@@ -20,10 +20,14 @@ const OUTPUT_PAUSE: Duration = Duration::from_millis(200);
 /// Transports that were started and not closed.
 static OPEN: AtomicUsize = AtomicUsize::new(0);
 
+/// The process that started them.
+static OPENER: AtomicU32 = AtomicU32::new(0);
+
 /// Counts a transport that was started, and sees to it that an exit without its end is noticed.
 pub(super) fn opened() {
     static HANDLER: Once = Once::new();
     OPEN.fetch_add(1, SeqCst);
+    OPENER.store(std::process::id(), SeqCst);
     HANDLER.call_once(|| {
         // SAFETY: the handler is a plain function that doesn't unwind.
         if unsafe { libc::atexit(on_exit) } != 0 {
@@ -39,7 +43,8 @@ pub(super) fn closed() {
 
 /// Without this, other ranks would wait for a rank that has left; MPICH's launcher even calls `exit(0)` without MPI_Finalize a success.
 extern "C" fn on_exit() {
-    if OPEN.load(SeqCst) == 0 {
+    // A child that this process forked has no part in the world.
+    if OPEN.load(SeqCst) == 0 || OPENER.load(SeqCst) != std::process::id() {
         return;
     }
     let rank = match WORLD_RANK.load(SeqCst) {
