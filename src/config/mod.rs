@@ -43,7 +43,7 @@ pub enum Progress {
 pub struct Settings {
     /// Who moves messages while none of the rank's threads waits for one (`RANKGRAD_PROGRESS`).
     pub progress: Progress,
-    /// How long a waiting thread spins before it sleeps, in microseconds (`RANKGRAD_SPIN_US`). Up to 10,000 where answers have just come soon after it slept, if each rank
+    /// How long a waiting thread spins before it sleeps, in microseconds (`RANKGRAD_SPIN_US`). Up to 200 where answers have just come soon after it slept, if each rank
     /// has a core of its own; 0 for never.
     pub spin_us: f64,
     /// Longest sleep of the service thread while it listens, in milliseconds (`RANKGRAD_TICK_MS`); four times that on a single node after a second without

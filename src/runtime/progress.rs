@@ -175,9 +175,6 @@ impl Duty for Wait<'_> {
             }
             // A service thread that only looked after its tick doesn't keep the role from those who wait.
             Some(since) if self.stirred && self.now - since < runtime.spin.limit() => {
-                if runtime.spin.steps_aside(self.now - since) {
-                    std::thread::yield_now();
-                }
                 runtime.transport.spin(LOOKS);
             }
             // MPI moves large messages only while somebody polls.

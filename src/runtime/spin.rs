@@ -1,16 +1,13 @@
 //! How long a waiter spins before it sleeps: longer where that would just have saved a sleep.
 //!
-//! To sleep and be woken costs tens of microseconds, as much as many steps take, and a processor that was left idle comes back slowly. A quiet that ended soon after the waiter had gone to sleep doubles
+//! To sleep and be woken costs tens of microseconds, as much as many steps take. A quiet that ended soon after the waiter had gone to sleep doubles
 //! the spinning; one that lasted brings it back to the setting. (As KVM's halt polling grows and shrinks: Linux, `Documentation/virt/kvm/halt-polling.rst`.)
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Nobody spins longer than this, unless the setting says so.
-const LONGEST: Duration = Duration::from_millis(10);
-
-/// Who spins for longer than this lets others have the core between two looks: threads of the program may want it.
-const GREEDY: Duration = Duration::from_micros(200);
+const LONGEST: Duration = Duration::from_micros(200);
 
 #[derive(Debug)]
 pub(super) struct Spin {
@@ -36,11 +33,6 @@ impl Spin {
     /// Whether a spinner keeps no other rank from running.
     pub(super) fn is_harmless(&self) -> bool {
         self.own_core
-    }
-
-    /// Whether one that has spun for so long steps aside for others before it looks again.
-    pub(super) fn steps_aside(&self, spun: Duration) -> bool {
-        spun > GREEDY
     }
 
     pub(super) fn limit(&self) -> Duration {
@@ -71,20 +63,15 @@ mod tests {
             spin.slept(quiet * US);
             spin.limit()
         };
-        assert_eq!([60, 100, 5000].map(after).map(|d| d.as_micros()), [80, 160, 320]);
-        assert_eq!([5000; 6].map(after).map(|d| d.as_micros()), [640, 1280, 2560, 5120, 10_000, 10_000]);
-        assert_eq!(after(10_001).as_micros(), 40);
+        assert_eq!([60, 100, 200, 60].map(after).map(|d| d.as_micros()), [80, 160, 200, 200]);
+        assert_eq!(after(201).as_micros(), 40);
     }
 
     #[test]
     fn it_stays_where_cores_are_shared_and_where_it_is_off() {
-        for spin in [
-            Spin::of(40 * US, false),
-            Spin::of(Duration::ZERO, true),
-            Spin::of(20_000 * US, true),
-        ] {
+        for spin in [Spin::of(40 * US, false), Spin::of(Duration::ZERO, true), Spin::of(900 * US, true)] {
             let first = spin.limit();
-            [10, 100, 20_000].into_iter().for_each(|quiet| spin.slept(quiet * US));
+            [10, 100, 1000].into_iter().for_each(|quiet| spin.slept(quiet * US));
             assert_eq!(spin.limit(), first);
         }
     }

@@ -754,6 +754,7 @@ pub const CASES: &[Case] = &[
     Case {
         ranks: &[1, 2],
         alone: true,
+        limit: 240,
         ..Case::new("contexts::ten_thousand_leave_nothing", || led(ten_thousand))
     },
     Case {
