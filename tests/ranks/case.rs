@@ -19,7 +19,7 @@ pub struct Case {
     pub expect: Expect,
     /// Variables that the ranks get.
     pub env: &'static [(&'static str, &'static str)],
-    /// Whether no other job runs beside it, for what it measures.
+    /// Whether no other job runs beside it: for what it measures, or a folder that is always the same.
     pub alone: bool,
     /// Whether each rank runs behind a shell that hides its death from the launcher, as a launcher that doesn't care for deaths would.
     pub hides: bool,

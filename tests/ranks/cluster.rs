@@ -232,6 +232,7 @@ pub const CASES: &[Case] = &[
     Case {
         ranks: &[1, 3],
         env: &[("RANKGRAD_LOG_DIR", LOGS)],
+        alone: true,
         ..Case::new("cluster::each_rank_has_its_log_and_a_script_orders_them", one_log_a_rank)
     },
 ];
