@@ -34,6 +34,15 @@ impl State {
     fn at_work(&self) -> usize {
         self.threads.saturating_sub(self.blocked + self.idle)
     }
+
+    /// Whether it is time to say again that no thread can be had.
+    fn may_warn(&mut self) -> bool {
+        let may = self.warned.is_none_or(|t| t.elapsed() > Duration::from_secs(5));
+        if may {
+            self.warned = Some(Instant::now());
+        }
+        may
+    }
 }
 
 struct Shared {
@@ -105,8 +114,7 @@ impl Pool {
 
     fn grow(&self, state: &mut State) {
         if state.threads.saturating_sub(state.blocked) >= self.0.limit {
-            if state.warned.is_none_or(|t| t.elapsed() > Duration::from_secs(5)) {
-                state.warned = Some(Instant::now());
+            if state.may_warn() {
                 log::warn!(
                     "rank {}: {} threads of the function pool are at work ({} more wait in calls), {} functions wait; raise RANKGRAD_POOL_THREADS",
                     self.0.rank,
@@ -121,8 +129,7 @@ impl Pool {
         let name = format!("rankgrad-{}-fn", self.0.rank);
         match std::thread::Builder::new().name(name).spawn(move || pool.work()) {
             Ok(_) => state.threads += 1,
-            Err(e) if state.warned.is_none_or(|t| t.elapsed() > Duration::from_secs(5)) => {
-                state.warned = Some(Instant::now());
+            Err(e) if state.may_warn() => {
                 log::error!(
                     "rank {}: no new thread for the function pool, which has {}: {e}; {} functions wait",
                     self.0.rank,

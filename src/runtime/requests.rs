@@ -122,15 +122,14 @@ impl Runtime {
     fn wait_for_room(self: &Arc<Self>, to: u32, open: &dyn Fn() -> bool, operation: &str, limit: Option<Limit>) -> Result<()> {
         let start = Instant::now();
         let (mut oldest, mut heard, mut asked, mut still) = (None, start, start, Still::default());
+        let end = |heard: Instant| match limit {
+            Some(limit) => limit.end(),
+            None => self.pace.timeout.map(|t| heard + t),
+        };
         loop {
-            let end = match limit {
-                Some(limit) => limit.end(),
-                None => self.pace.timeout.map(|t| heard + t),
-            };
-            let end = end.map(|e| still.put_off(e));
             let ask = asked.max(heard) + self.pace.ask_after;
             let woken = || open() || self.is_lost();
-            let until = end.map_or(ask, |e| e.min(ask));
+            let until = end(heard).map_or(ask, |e| still.put_off(e).min(ask));
             if self.wait_until(&woken, Permission::Nothing, Some(until))? {
                 // If another thread has taken the room meanwhile, the caller comes back.
                 self.end_wait_if_lost(|| format!("room for `{operation}` in the window to rank {to}"), start);
@@ -147,11 +146,7 @@ impl Runtime {
                 found
             };
             oldest = found;
-            let end = match limit {
-                Some(limit) => limit.end(),
-                None => self.pace.timeout.map(|t| heard + t),
-            };
-            if end.is_some_and(|e| now >= still.put_off(e)) {
+            if end(heard).is_some_and(|e| now >= still.put_off(e)) {
                 let (requests, bytes) = lock(&self.core).rank.outstanding(to);
                 let seconds = limit.map_or(now - start, |l| l.time).as_secs_f64();
                 return Err(ErrorKind::Timeout {

@@ -355,7 +355,7 @@ crate::remote! {
             }
             let mut tensors = Vec::with_capacity(parameters.len());
             for ((rref, &place), name) in parameters.iter().zip(&places).zip(names) {
-                let named = name.as_ref().map_or(String::new(), |name| format!(" (`{name}`)"));
+                let named = crate::error::named(&name);
                 let tensor = parameter(scope, &format!("{}: parameter {place}{named}", spec.name()), rref)?;
                 if let (Some(name), Some(leaf)) = (name, tensor.leaf()) {
                     leaf.set_name(name);
