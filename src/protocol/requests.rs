@@ -18,8 +18,18 @@ impl<V: Clone, P: Default> Rank<V, P> {
         id
     }
 
-    pub(super) fn answered(&mut self, from: u32, id: RequestId, answer: Answer, outcome: Result<(), Error>, refs: Vec<RefId>, payload: P) {
-        let Some(request) = self.outgoing.remove(&id) else { return };
+    /// `from` answered a request that was outstanding.
+    #[expect(clippy::too_many_arguments, reason = "the parts of a reply, and what was asked")]
+    pub(super) fn answered(
+        &mut self,
+        from: u32,
+        id: RequestId,
+        request: Outgoing,
+        answer: Answer,
+        outcome: Result<(), Error>,
+        refs: Vec<RefId>,
+        payload: P,
+    ) {
         let reply = TaskId { from, request: id };
         let third = refs.iter().any(|r| r.owner != self.me && r.owner != from);
         let mut unconfirmed = 0;

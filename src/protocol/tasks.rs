@@ -102,13 +102,11 @@ impl<V: Clone, P: Default> Rank<V, P> {
                 {
                     return self.refuse(task, error, refs);
                 }
-                let context = context.map(|tag| Tag {
-                    context: if mutant::is(Mutant::MixContexts) {
-                        self.contexts.another(tag.context)
-                    } else {
-                        tag.context
-                    },
-                    ..tag
+                let context = context.map(|mut tag| {
+                    if mutant::is(Mutant::MixContexts) {
+                        tag.context = self.contexts.another(tag.context);
+                    }
+                    tag
                 });
                 let work = Work::Call {
                     function,

@@ -90,7 +90,7 @@ impl Caller {
     }
 
     /// The mark of the context on a message that takes `encoded` along; notes the tensors that leave.
-    fn tag(&self, recorded: Recorded, encoded: &mut Encoded, name: impl FnOnce() -> String) -> Result<Option<Tag>> {
+    fn tag(&self, recorded: Recorded, encoded: &mut Encoded, name: impl FnOnce() -> String) -> Result<Option<Box<Tag>>> {
         let noted = match recorded {
             Recorded::Never => false,
             Recorded::WithGradients => grad_enabled(),
@@ -107,12 +107,12 @@ impl Caller {
         } else {
             0
         };
-        Ok(Some(Tag {
+        Ok(Some(Box::new(Tag {
             context,
             low,
             path: recorder.frame.next_path(),
             crossing,
-        }))
+        })))
     }
 
     fn note(&self, recorder: &Recorder, encoded: &mut Encoded, name: impl FnOnce() -> String) -> Option<CrossingId> {

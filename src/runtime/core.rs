@@ -2,6 +2,16 @@
 
 use super::*;
 
+/// What actions are carried out with.
+struct Hands<'a> {
+    frame: &'a mut Frame,
+    waiting: &'a mut FxHashMap<RequestId, Arc<Slot>>,
+    backwards: &'a mut FxHashMap<ContextId, Arc<Slot>>,
+}
+
+/// A header's memory that grew larger isn't kept.
+const LARGEST_KEPT: usize = 1 << 16;
+
 impl Runtime {
     /// Lets `event` happen to the state machine, and sends what comes of it in order. The rest is for the caller.
     pub(super) fn step<R>(self: &Arc<Self>, after: &mut After, event: impl FnOnce(&mut Core) -> R) -> Result<R> {
@@ -27,11 +37,16 @@ impl Runtime {
     }
 
     fn carry_out_all(self: &Arc<Self>, core: &mut Core, after: &mut After) -> Result<()> {
-        let mut actions = std::mem::take(&mut core.actions);
-        core.rank.swap_actions(&mut actions);
-        let done = actions.drain(..).try_for_each(|action| self.carry_out(core, action, after));
-        core.actions = actions;
-        done
+        let Core {
+            rank,
+            actions,
+            frame,
+            waiting,
+            backwards,
+        } = core;
+        rank.swap_actions(actions);
+        let mut hands = Hands { frame, waiting, backwards };
+        actions.drain(..).try_for_each(|action| self.carry_out(&mut hands, action, after))
     }
 
     /// Tells the state machine which handles were dropped.
@@ -43,7 +58,7 @@ impl Runtime {
         }
     }
 
-    pub(super) fn carry_out(self: &Arc<Self>, core: &mut Core, mut action: Action<Value, Payload>, after: &mut After) -> Result<()> {
+    fn carry_out(self: &Arc<Self>, core: &mut Hands<'_>, mut action: Action<Value, Payload>, after: &mut After) -> Result<()> {
         match action {
             // Taken apart where it is, as it is large.
             Action::Send {
@@ -51,9 +66,11 @@ impl Runtime {
                 ref message,
                 ref mut payload,
             } => {
-                let header = wire::header(message, payload)?;
-                let segments = std::mem::take(&mut payload.segments);
-                self.transport.send(to, crate::transport::Frame { header, segments })?;
+                let frame = &mut *core.frame;
+                wire::header(message, payload, &mut frame.header)?;
+                frame.segments = std::mem::take(&mut payload.segments);
+                self.transport.send(to, frame)?;
+                frame.header.shrink_to(LARGEST_KEPT);
             }
             Action::Run { task, work } => {
                 let (on_main, heavy, handles) = match &work {

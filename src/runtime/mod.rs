@@ -30,7 +30,7 @@ use crate::protocol::{
 };
 use crate::queue::Queue;
 use crate::tensor::DType;
-use crate::transport::{Delivery, Landing, Loss, Transport};
+use crate::transport::{Delivery, Frame, Landing, Loss, Transport};
 use crate::wire::{self, Delivered, Handle, Payload};
 use crate::{Error, ErrorKind, Result};
 
@@ -100,6 +100,8 @@ struct Core {
     rank: Rank<Value, Payload>,
     /// What came of the last event; kept for its memory.
     actions: Vec<Action<Value, Payload>>,
+    /// The last frame that left; kept for its memory.
+    frame: Frame,
     waiting: FxHashMap<RequestId, Arc<Slot>>,
     backwards: FxHashMap<ContextId, Arc<Slot>>,
 }
@@ -202,6 +204,7 @@ impl Runtime {
             core: Mutex::new(Core {
                 rank: Rank::new(me, size, window),
                 actions: Vec::new(),
+                frame: Frame::default(),
                 waiting: FxHashMap::default(),
                 backwards: FxHashMap::default(),
             }),

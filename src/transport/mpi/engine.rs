@@ -41,7 +41,7 @@ impl Engine {
     }
 
     /// Starts to send a frame.
-    pub(super) fn send(&mut self, to: u32, frame: Frame) -> Result<()> {
+    pub(super) fn send(&mut self, to: u32, frame: &mut Frame) -> Result<()> {
         self.outgoing.frame(&self.comm, &self.bells, to, frame)?;
         self.outgoing.collect_small().map(drop)
     }

@@ -8,7 +8,7 @@ use crate::transport::segment::{self, Layout, decode_error};
 use crate::{Result, spare};
 
 /// First byte of a frame without segments, whose header is all that follows: most frames are such. No [`Message`] begins so.
-const PLAIN: u8 = 0xff;
+pub(super) const PLAIN: u8 = 0xff;
 
 /// What leads a message. Header and segments that travel in the same message follow it.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]

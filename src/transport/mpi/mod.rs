@@ -103,7 +103,7 @@ pub struct MpiTransport {
 ///
 /// let transport = mpi::start(Host::none(), Settings::default())?;
 /// let next = (transport.rank() + 1) % transport.size();
-/// transport.send(next, Frame { header: b"hello".to_vec(), segments: vec![] })?;
+/// transport.send(next, &mut Frame { header: b"hello".to_vec(), segments: vec![] })?;
 /// let mut inbox = Vec::new();
 /// while inbox.is_empty() {
 ///     transport.poll(&mut inbox)?;
@@ -281,11 +281,11 @@ impl MpiTransport {
         }
     }
 
-    fn send_to_self(&self, frame: Frame) -> Result<()> {
+    fn send_to_self(&self, frame: &mut Frame) -> Result<()> {
         if self.closed.load(SeqCst) {
             return Err(shut_down());
         }
-        self.doorbells.to_myself(|| self.own.push(frame));
+        self.doorbells.to_myself(|| self.own.push(std::mem::take(frame)));
         Ok(())
     }
 
@@ -377,7 +377,7 @@ impl Transport for MpiTransport {
         &self.node_ranks
     }
 
-    fn send(&self, to: u32, mut frame: Frame) -> Result<()> {
+    fn send(&self, to: u32, frame: &mut Frame) -> Result<()> {
         if to >= self.size {
             return Err(ErrorKind::UnknownRank {
                 operation: "send".into(),

@@ -97,12 +97,14 @@ impl Bells {
         }
     }
 
-    /// Puts a message into the mailbox of a rank, if it is on this node and there is room, and wakes it if need be.
-    pub(super) fn mail(&self, from: u32, to: u32, message: &[u8]) -> bool {
+    /// Puts a message, in two parts, into the mailbox of a rank, if it is on this node and there is room, and wakes it if need be.
+    pub(super) fn mail(&self, from: u32, to: u32, front: &[u8], rest: &[u8]) -> bool {
         let Some(Place { bell, mailbox }) = self.place(to) else {
             return false;
         };
-        let Some(place) = mailbox.put(from, message) else { return false };
+        let Some(place) = mailbox.put(from, front, rest) else {
+            return false;
+        };
         bell.ring_if(&Futex, || mailbox.holds(place));
         true
     }
