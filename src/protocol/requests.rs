@@ -7,7 +7,7 @@ impl<V: Clone, P: Default> Rank<V, P> {
         let id = self.next_request;
         self.next_request += 1;
         let context = op.tag().map(|t| t.context);
-        let pins = refs.iter().copied().filter(|&r| self.refs.send(r, to)).collect();
+        let pins = self.pin(&refs, to);
         if let Origin::Program { window: Some(bytes) } = origin {
             let outstanding = self.outstanding.entry(to).or_default();
             outstanding.0 += 1;
@@ -16,6 +16,14 @@ impl<V: Clone, P: Default> Rank<V, P> {
         self.outgoing.insert(id, Outgoing { to, origin, context, pins });
         self.send(to, Message::Request { id, op, refs }, payload);
         id
+    }
+
+    /// References leave for a rank; those of third ranks among them, which must be kept until they are there.
+    pub(super) fn pin(&mut self, refs: &[RefId], to: u32) -> Vec<RefId> {
+        match refs {
+            [] => Vec::new(),
+            refs => refs.iter().copied().filter(|&id| self.refs.send(id, to)).collect(),
+        }
     }
 
     /// `from` answered a request that was outstanding.

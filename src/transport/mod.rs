@@ -95,11 +95,13 @@ pub struct Frame {
 
 impl Frame {
     /// Size of all segments in bytes.
+    #[inline]
     pub fn segment_bytes(&self) -> u64 {
         self.segments.iter().map(|segment| segment.bytes() as u64).sum()
     }
 
     /// What a receiver with this limit gets.
+    #[inline]
     pub(crate) fn within(self, limit: u64) -> Delivery {
         let (header, segments) = (self.header.len() as u64, self.segment_bytes());
         let bytes = if header > limit { header + segments } else { segments };

@@ -31,6 +31,7 @@ pub(crate) struct Recorded {
 }
 
 /// Appends a message, and what its payload says of gradients.
+#[inline]
 pub(super) fn write(message: &Message, recorded: Option<&Recorded>, out: &mut Vec<u8>) -> Result<()> {
     let mut parts = Parts { out, sum: 0 };
     let first = parts.out.len();
@@ -68,6 +69,7 @@ pub(super) fn write(message: &Message, recorded: Option<&Recorded>, out: &mut Ve
 
 const HEAD: usize = 1 + size_of::<u64>();
 
+#[inline]
 fn head(kind: u8, id: u64) -> [u8; HEAD] {
     let mut head = [kind; HEAD];
     head[1..].copy_from_slice(&id.to_le_bytes());
@@ -97,6 +99,7 @@ impl Parts<'_> {
 ///
 /// # Errors
 /// [`ErrorKind::Decode`](crate::ErrorKind::Decode) if there is none.
+#[inline]
 pub(super) fn read(bytes: &[u8]) -> Result<(Message, Option<Box<Recorded>>, &[u8])> {
     let Some(&first) = bytes.first().filter(|first| **first >= CALL) else {
         let ((message, recorded), rest) = take(bytes)?;
@@ -131,6 +134,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<(Message, Option<Box<Recorded>>, &[u8
     }
 }
 
+#[inline]
 fn number<const N: usize>(bytes: &[u8]) -> Result<([u8; N], &[u8])> {
     let found = bytes.split_first_chunk();
     let (number, rest) = found.ok_or_else(|| decode_error(format!("message: {} bytes in place of a number", bytes.len())))?;

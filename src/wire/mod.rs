@@ -44,6 +44,7 @@ pub(crate) struct Payload {
 
 impl Payload {
     /// Size in bytes, as windows count it.
+    #[inline]
     pub(crate) fn size(&self) -> usize {
         self.bytes.len() + self.segments.iter().map(Data::bytes).sum::<usize>()
     }
@@ -102,6 +103,7 @@ struct Current<T: 'static> {
 }
 
 impl<T> Current<T> {
+    #[inline]
     fn set(place: &'static LocalKey<RefCell<Option<T>>>, inner: T) -> Self {
         Current {
             place,
@@ -215,6 +217,7 @@ fn boundary(crossing: CrossingId, recorded: &mut Recorded, segments: &[Data]) ->
 }
 
 /// Writes the header of a frame: the message, then the payload's bytes.
+#[inline]
 pub(crate) fn header(message: &Message, payload: &mut Payload, header: &mut Vec<u8>) -> Result<()> {
     header.clear();
     message::write(message, payload.recorded.as_deref(), header)?;
@@ -227,6 +230,7 @@ pub(crate) fn header(message: &Message, payload: &mut Payload, header: &mut Vec<
 ///
 /// # Errors
 /// [`ErrorKind::Decode`] if it is none.
+#[inline]
 pub(crate) fn parse_header(mut header: Vec<u8>, segments: Vec<Data>) -> Result<(Message, Payload)> {
     let (message, recorded, rest) = message::read(&header)?;
     let start = header.len() - rest.len();

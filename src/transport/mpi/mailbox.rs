@@ -23,6 +23,7 @@ const LETTERS: u64 = 64;
 pub(super) const LONGEST: usize = LETTER * (LETTERS as usize) / 2;
 
 /// How many letters a message takes.
+#[inline]
 fn letters(size: usize) -> u64 {
     size.div_ceil(LETTER).max(1) as u64
 }
@@ -67,6 +68,7 @@ impl Default for Mailbox {
 
 impl Letter {
     /// Writes as much as fits, from a place on; the rest. Only who has moved `begun` past it while it was free may, until the message's first letter is full.
+    #[inline]
     fn write<'a>(&self, at: usize, bytes: &'a [u8]) -> &'a [u8] {
         let (part, rest) = bytes.split_at(bytes.len().min(LETTER - at));
         // SAFETY: by the rule above nobody else looks at the bytes, and there are as many from `at` on, which the subtraction has checked to be within them.
@@ -75,6 +77,7 @@ impl Letter {
     }
 
     /// Only the reader may, while the message's first letter is full.
+    #[inline]
     fn read(&self) -> &[u8; LETTER] {
         // SAFETY: by the rule above nobody writes to it.
         unsafe { &*self.bytes.get() }
@@ -83,6 +86,7 @@ impl Letter {
 
 impl Mailbox {
     /// Puts a message in, if there is room; its place. The message is both parts, one behind the other; a front that something follows is no longer than a letter.
+    #[inline]
     pub(super) fn put(&self, from: u32, front: &[u8], rest: &[u8]) -> Option<u64> {
         let size = front.len() + rest.len();
         if size > LONGEST || (front.len() > LETTER && !rest.is_empty()) {
@@ -124,6 +128,7 @@ impl Mailbox {
     }
 
     /// Whether the message at a place is there, and hasn't been taken.
+    #[inline]
     pub(super) fn holds(&self, place: u64) -> bool {
         let (letter, lap) = self.letter(place);
         letter.turn.load(SeqCst) == 2 * lap + 1
@@ -131,6 +136,7 @@ impl Mailbox {
 
     /// Hands the message at the place `read` to `f`, if it is there; also gives the place of the next. Only the mailbox's owner may call it, one thread at a
     /// time, and goes on there then.
+    #[inline]
     pub(super) fn take<R>(&self, read: u64, f: impl FnOnce(u32, &[u8]) -> R) -> Option<(R, u64)> {
         let (first, lap) = self.letter(read);
         if first.turn.load(Acquire) != 2 * lap + 1 {
@@ -155,6 +161,7 @@ impl Mailbox {
         Some((result, next))
     }
 
+    #[inline]
     fn letter(&self, place: u64) -> (&Letter, u64) {
         (&self.letters[(place % LETTERS) as usize], place / LETTERS)
     }

@@ -255,6 +255,7 @@ impl MpiTransport {
     }
 
     /// The engine, for a thread that goes before the poller.
+    #[inline]
     fn engine(&self) -> MutexGuard<'_, Option<Engine>> {
         match self.engine.try_lock() {
             Ok(engine) => engine,
@@ -268,6 +269,7 @@ impl MpiTransport {
         }
     }
 
+    #[inline]
     fn note(&self, engine: &Engine) {
         // A store costs more than a look, and mostly nothing has changed. All writers hold the engine.
         for (seen, now) in [
@@ -289,6 +291,7 @@ impl MpiTransport {
         Ok(())
     }
 
+    #[inline]
     fn poll_self(&self, inbox: &mut Vec<(u32, Delivery)>) -> bool {
         if self.own.is_empty() {
             return false;

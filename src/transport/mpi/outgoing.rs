@@ -75,6 +75,7 @@ impl Outgoing {
     }
 
     /// Starts to send a frame whose segments are contiguous: one message for now.
+    #[inline]
     pub(super) fn frame(&mut self, comm: &Comm, bells: &Bells, to: u32, frame: &mut Frame) -> Result<()> {
         if frame.segments.is_empty() && self.mail_plain(bells, to, &frame.header) {
             return Ok(());
@@ -105,11 +106,13 @@ impl Outgoing {
     }
 
     /// Most bytes of a message between ranks of a node that is sent at once.
+    #[inline]
     fn most_mailed(&self) -> usize {
         (MAILED * self.eager_limit).min(mailbox::LONGEST - NUMBER)
     }
 
     /// Puts a frame without segments straight into the mailbox of a rank of this node, if that has room.
+    #[inline]
     fn mail_plain(&mut self, bells: &Bells, to: u32, header: &[u8]) -> bool {
         if header.len() >= self.most_mailed() || !bells.is_here(to) {
             return false;
@@ -237,6 +240,7 @@ impl Outgoing {
     }
 
     /// Takes back small messages that are done; says whether any was.
+    #[inline]
     pub(super) fn collect_small(&mut self) -> Result<bool> {
         let mut moved = false;
         while let Some((request, _)) = self.small.front_mut() {
@@ -252,6 +256,7 @@ impl Outgoing {
     }
 
     /// Sends that aren't done.
+    #[inline]
     pub(super) fn len(&self) -> usize {
         self.small.len() + self.announced.len() + self.flowing.len()
     }
