@@ -5,6 +5,8 @@ use std::collections::{BTreeSet, BinaryHeap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::mutant::{self, Mutant};
 use crate::tensor::graph::{Edge, Key, Kind, Node};
 use crate::tensor::{Data, Gradient, Leaf};
@@ -35,7 +37,7 @@ pub(crate) struct Backward {
 /// What this backward knows of a node.
 struct Visit {
     node: Arc<Node>,
-    slots: Vec<Slot>,
+    slots: SmallVec<[Slot; 1]>,
     /// Contributions still to come, over all slots.
     waiting: usize,
     done: bool,
@@ -46,7 +48,7 @@ struct Visit {
 struct Slot {
     sum: Option<Gradient>,
     /// In descending order from `next` on once `sorted`; those before it are in the sum.
-    expected: Vec<Contribution>,
+    expected: SmallVec<[Contribution; 1]>,
     next: usize,
     sorted: bool,
 }
@@ -85,7 +87,7 @@ impl Backward {
     /// to a node of this backward that has already run.
     pub(crate) fn mark(&mut self, key: &Key, edges: &[Option<Edge>]) -> Result<Vec<u64>> {
         let mut boundaries = Vec::new();
-        let mut fresh = Vec::new();
+        let mut fresh = SmallVec::new();
         for (i, edge) in edges.iter().enumerate() {
             if let Some(edge) = edge {
                 self.expect(key, i, edge, &mut fresh, &mut boundaries)?;
@@ -102,7 +104,7 @@ impl Backward {
         Ok(boundaries)
     }
 
-    fn expect(&mut self, key: &Key, edge: usize, target: &Edge, fresh: &mut Vec<usize>, boundaries: &mut Vec<u64>) -> Result<()> {
+    fn expect(&mut self, key: &Key, edge: usize, target: &Edge, fresh: &mut SmallVec<[usize; 8]>, boundaries: &mut Vec<u64>) -> Result<()> {
         let visit = match self.index.get(&target.node.id()) {
             Some(&visit) => visit,
             None => {
@@ -156,7 +158,13 @@ impl Backward {
     /// # Errors
     /// [`ErrorKind::DType`] or [`ErrorKind::Shape`] for a gradient that doesn't fit its value;
     /// [`ErrorKind::Argument`] for one that wasn't announced.
-    pub(crate) fn give(&mut self, key: &Key, edges: &[Option<Edge>], gradients: Vec<Option<Gradient>>) -> Result<()> {
+    pub(crate) fn give(
+        &mut self,
+        key: &Key,
+        edges: &[Option<Edge>],
+        gradients: impl IntoIterator<Item = Option<Gradient>, IntoIter: ExactSizeIterator>,
+    ) -> Result<()> {
+        let gradients = gradients.into_iter();
         if edges.len() != gradients.len() {
             let what = format!("{} gradients were given for {} values", gradients.len(), edges.len());
             return Err(ErrorKind::Argument {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::engine::{Backward, LeafSink};
 use super::hooks::LeafHooks;
 use crate::tensor::graph::{Edge, Key};
-use crate::tensor::{Gradient, Leaf, Tensor};
+use crate::tensor::{Data, Gradient, Leaf, Tensor};
 use crate::{ErrorKind, Result};
 
 /// Computes the gradients of the sum of the roots and adds them to the `grad` of the leaves they were computed from;
@@ -44,14 +44,14 @@ pub fn backward(roots: &[Tensor], retain_graph: bool) -> Result<()> {
         }
         .into());
     }
-    backward.give(&key, &edges, roots.iter().map(|root| Some(one_like(root))).collect())?;
+    backward.give(&key, &edges, roots.iter().map(|root| Some(one_like(root))))?;
     backward.run(&mut Accumulate::default())?;
     Ok(())
 }
 
 /// The gradient of a root: one, in the root's shape.
-fn one_like(root: &Tensor) -> Gradient {
-    Gradient::Dense(Tensor::ones(root.dtype(), root.shape()).data())
+pub(crate) fn one_like(root: &Tensor) -> Gradient {
+    Gradient::Dense(Data::filled(root.dtype(), root.data().shape(), 1.0))
 }
 
 /// Checks what a backward can start from, in the order and with the meaning of torch's checks.

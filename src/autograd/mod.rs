@@ -18,7 +18,7 @@ pub(crate) use engine::{Backward, LeafSink};
 pub use function::{Function, apply};
 pub(crate) use hooks::LeafHooks;
 pub use local::backward;
-pub(crate) use local::check_roots;
+pub(crate) use local::{check_roots, one_like};
 pub(crate) use reach::reach;
 
 #[cfg(doc)]

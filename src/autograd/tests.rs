@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::*;
-use crate::tensor::{DType, Data, Gradient, Leaf, Tensor};
+use crate::tensor::{DType, Data, Gradient, Leaf, Spec, Tensor};
 use crate::{ErrorKind, Result};
 
 fn leaf(values: &[f64]) -> Tensor {
@@ -210,7 +210,13 @@ fn graphs_can_be_used_and_dropped_by_several_threads() {
 
 #[test]
 fn a_boundary_collects_over_two_marks() {
-    let node = Node::boundary(7, vec![(DType::F64, vec![2]), (DType::F64, vec![]), (DType::F32, vec![1])], None);
+    let node = Node::boundary(
+        7,
+        [(DType::F64, &[2][..]), (DType::F64, &[]), (DType::F32, &[1])]
+            .map(|(dtype, shape)| Spec::of(&Data::zeros(dtype, shape)))
+            .to_vec(),
+        None,
+    );
     let received = |slot, data| Tensor::with_edge(data, Edge { node: node.clone(), slot });
     let a = received(0, Tensor::from_vec(vec![1.0, 2.0], 2).unwrap().data());
     let b = received(1, Tensor::scalar(4.0).data());

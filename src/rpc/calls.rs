@@ -11,7 +11,7 @@ use super::On;
 use super::Scope;
 use super::arguments::Arguments;
 use super::future::Future;
-use super::recording::Recorder;
+use super::recording::{Recorder, Travels};
 use super::registry::Remote;
 use super::stored::{Stored, into_value, stored};
 use crate::autograd::grad_enabled;
@@ -92,7 +92,7 @@ impl Caller {
 
     /// The mark of the context on a message that takes `encoded` along; notes the tensors that leave.
     #[inline]
-    fn tag(&self, recorded: Recorded, encoded: &mut Encoded, name: impl FnOnce() -> String) -> Result<Option<Box<Tag>>> {
+    fn tag(&self, recorded: Recorded, encoded: &mut Encoded, what: Travels) -> Result<Option<Box<Tag>>> {
         let noted = match recorded {
             Recorded::Never => false,
             Recorded::WithGradients => grad_enabled(),
@@ -103,7 +103,7 @@ impl Caller {
         };
         let context = recorder.recording.id;
         self.runtime.check_context("call", context)?;
-        let crossing = self.note(recorder, encoded, name);
+        let crossing = self.note(recorder, encoded, what);
         let low = if context.rank() == self.runtime.rank() {
             self.runtime.context_low()
         } else {
@@ -118,11 +118,11 @@ impl Caller {
     }
 
     #[inline]
-    fn note(&self, recorder: &Recorder, encoded: &mut Encoded, name: impl FnOnce() -> String) -> Option<CrossingId> {
+    fn note(&self, recorder: &Recorder, encoded: &mut Encoded, what: Travels) -> Option<CrossingId> {
         if encoded.edges.is_empty() {
             return None;
         }
-        Some(recorder.recording.send(std::mem::take(&mut encoded.edges), name()))
+        Some(recorder.recording.send(std::mem::take(&mut encoded.edges), what))
     }
 
     #[inline]
@@ -181,7 +181,7 @@ impl Caller {
             manner,
         } = issue;
         let mut encoded = wire::encode(recorded != Recorded::Never && self.records(), write)?;
-        let context = self.tag(recorded, &mut encoded, || format!("{name} on rank {to} (arguments)"))?;
+        let context = self.tag(recorded, &mut encoded, Travels::Arguments(name, to))?;
         let create = None; // set as it is sent, if it creates
         let op = Op::Call {
             function,
@@ -210,14 +210,12 @@ impl Caller {
     pub(crate) fn encode_result(
         &self,
         to: u32,
-        name: &str,
+        name: &'static str,
         encode: impl FnOnce(bool) -> Result<Encoded>,
     ) -> Result<(Encoded, Option<CrossingId>)> {
         let mut encoded = encode(self.records())?;
         let crossing = match &self.recorder {
-            Some(recorder) if self.records() => self.note(recorder, &mut encoded, || {
-                format!("{name} on rank {} (result for rank {to})", self.runtime.rank())
-            }),
+            Some(recorder) if self.records() => self.note(recorder, &mut encoded, Travels::Result(name, self.runtime.rank(), to)),
             _ => None,
         };
         Ok((encoded, crossing))
@@ -545,7 +543,7 @@ fn on<T, A>(rref: &RRef<T>, arguments: &impl Arguments<A>) -> impl FnOnce(&mut V
 
 fn send_fetch(caller: &Caller, id: RefId) -> Result<Call> {
     let mut encoded = Encoded::default();
-    let context = caller.tag(Recorded::WithGradients, &mut encoded, String::new)?;
+    let context = caller.tag(Recorded::WithGradients, &mut encoded, Travels::Arguments("fetch", id.owner))?;
     caller.send(
         id.owner,
         Op::Fetch { value: id.value, context },

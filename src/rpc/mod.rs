@@ -18,6 +18,8 @@ pub use arguments::Arguments;
 pub(crate) use calls::{Call, Issue, Manner, Recorded};
 pub use calls::{Caller, Calls};
 pub use future::{Future, wait_all};
+#[cfg(any(test, feature = "sim"))]
+pub(crate) use recording::Travels;
 pub(crate) use recording::{Frame, Recorder, Recording};
 pub use registry::Remote;
 #[doc(hidden)]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::autograd::{self, Edge, Key, LeafHooks, LeafSink};
+use crate::autograd::{self, Edge, Key, LeafHooks, LeafSink, one_like};
 use crate::mutant::{self, Mutant};
 use crate::protocol::{ContextId, CrossingId, Input, Output};
 use crate::runtime::lock;
@@ -29,7 +29,8 @@ impl Frame {
 
     /// The path of the next call that this frame issues.
     pub(crate) fn next_path(&self) -> Vec<u32> {
-        let mut path = self.path.to_vec();
+        let mut path = Vec::with_capacity(self.path.len() + 1);
+        path.extend_from_slice(&self.path);
         path.push(self.next.fetch_add(1, Ordering::Relaxed));
         path
     }
@@ -49,8 +50,25 @@ pub(crate) struct Recorder {
 struct Sent {
     key: Key,
     edges: Vec<Option<Edge>>,
-    /// The call, for messages.
-    name: String,
+    what: Travels,
+}
+
+/// What travels with a call that is recorded, in words that only an error needs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Travels {
+    /// The arguments of this function, to a rank.
+    Arguments(&'static str, u32),
+    /// What this function on a rank gave, to another.
+    Result(&'static str, u32, u32),
+}
+
+impl std::fmt::Display for Travels {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Travels::Arguments(function, to) => write!(f, "{function} on rank {to} (arguments)"),
+            Travels::Result(function, on, to) => write!(f, "{function} on rank {on} (result for rank {to})"),
+        }
+    }
 }
 
 /// By the leaves' ids, in whose order a step goes over many.
@@ -67,7 +85,7 @@ struct Engine {
     /// The hooks of this backward so far.
     hooks: LeafHooks,
     /// Crossings that `Fast` expects a gradient for.
-    expected: BTreeMap<CrossingId, String>,
+    expected: BTreeMap<CrossingId, Travels>,
     /// Crossings that got their gradients.
     given: Vec<CrossingId>,
     /// Whether the context was released.
@@ -118,7 +136,7 @@ impl Recording {
     }
 
     /// Notes that tensors leave this rank; gradients for them will come under the returned id.
-    pub(crate) fn send(&self, edges: Vec<Option<Edge>>, name: String) -> CrossingId {
+    pub(crate) fn send(&self, edges: Vec<Option<Edge>>, what: Travels) -> CrossingId {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = CrossingId::new(self.me, NEXT.fetch_add(1, Ordering::Relaxed));
         lock(&self.sent).insert(
@@ -126,7 +144,7 @@ impl Recording {
             Sent {
                 key: Key::next(),
                 edges,
-                name,
+                what,
             },
         );
         id
@@ -217,7 +235,7 @@ impl Recording {
                     let mut reached = Vec::new();
                     for (&id, sent) in sent.iter() {
                         reached.extend(running.mark(&sent.key, &sent.edges)?);
-                        expected.insert(id, sent.name.clone());
+                        expected.insert(id, sent.what);
                     }
                     reached
                 }
@@ -286,7 +304,7 @@ impl Recording {
                     }
                     given.clear();
                     roots.clear();
-                    output.unreached.extend(std::mem::take(expected).into_values());
+                    output.unreached.extend(std::mem::take(expected).values().map(Travels::to_string));
                     *backward = None;
                     continue;
                 }
@@ -322,8 +340,7 @@ impl Recording {
 /// Gives the roots their gradient.
 fn seed(running: &mut autograd::Backward, roots: &[Tensor]) -> Result<()> {
     for (i, root) in roots.iter().enumerate() {
-        let one = Tensor::ones(root.dtype(), root.shape()).data();
-        running.give(&root_key(i), &[root.edge()], vec![Some(Gradient::Dense(one))])?;
+        running.give(&root_key(i), &[root.edge()], [Some(one_like(root))])?;
     }
     Ok(())
 }
@@ -331,7 +348,7 @@ fn seed(running: &mut autograd::Backward, roots: &[Tensor]) -> Result<()> {
 /// Roots come after everything else in the program, the first root last.
 fn root_key(root: usize) -> Key {
     Key {
-        frame: Arc::from([]),
+        frame: Arc::default(),
         seq: u64::MAX - root as u64,
     }
 }

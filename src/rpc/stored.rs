@@ -128,7 +128,7 @@ pub struct Answer(pub(crate) Encoded, pub(crate) Option<CrossingId>);
 #[doc(hidden)]
 pub fn give<T: Send + Sync + 'static>(
     scope: &Scope,
-    name: &str,
+    name: &'static str,
     value: T,
     keep: bool,
     encode: Option<Encode<T>>,

@@ -11,7 +11,7 @@ use super::node::{Slot, Value};
 use super::program::Function;
 use super::world::{Sim, World};
 use crate::protocol::{ContextId, CrossingId, Gate, Op, RefId, RequestId, Tag, TaskId, Turn};
-use crate::rpc::{Frame, Recorded, Recorder, Recording};
+use crate::rpc::{Frame, Recorded, Recorder, Recording, Travels};
 use crate::tensor::Tensor;
 use crate::wire::{self, Encoded, Payload};
 use crate::{Error, ErrorKind, Result};
@@ -192,7 +192,7 @@ impl Caller {
 
     fn note(&self, recorder: &Recorder, encoded: &mut Encoded) -> Option<CrossingId> {
         let edges = std::mem::take(&mut encoded.edges);
-        (!edges.is_empty()).then(|| recorder.recording.send(edges, "a call".into()))
+        (!edges.is_empty()).then(|| recorder.recording.send(edges, Travels::Arguments("a call", self.rank)))
     }
 
     /// Encodes what a function gives back.

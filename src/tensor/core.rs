@@ -106,16 +106,7 @@ impl Tensor {
     /// # Panics
     /// If the shape has more elements than can be allocated, as ndarray does.
     pub fn full(dtype: DType, shape: impl IntoShape, value: f64) -> Self {
-        fn filled<T: Element>(shape: &[usize], value: T) -> Tensor {
-            Tensor::from_array(ArrayD::from_elem(shape, value))
-        }
-        let shape = shape.into_shape();
-        match dtype {
-            DType::F32 => filled(&shape, value as f32),
-            DType::F64 => filled(&shape, value),
-            DType::I64 => filled(&shape, value as i64),
-            DType::Bool => filled(&shape, value != 0.0),
-        }
+        Tensor::from_data(Data::filled(dtype, &shape.into_shape(), value))
     }
 
     /// A tensor whose gradient goes to `edge`: a computed or received one.

@@ -167,6 +167,16 @@ impl Data {
         Ok(T::peek(self)?.view())
     }
 
+    /// Elements that are all `value`: rounded to `f32`, truncated to `i64`, or whether it isn't zero.
+    pub(crate) fn filled(dtype: DType, shape: &[usize], value: f64) -> Data {
+        match dtype {
+            DType::F32 => Data::F32(ArrayD::from_elem(shape, value as f32).into_shared()),
+            DType::F64 => Data::F64(ArrayD::from_elem(shape, value).into_shared()),
+            DType::I64 => Data::I64(ArrayD::from_elem(shape, value as i64).into_shared()),
+            DType::Bool => Data::Bool(ArrayD::from_elem(shape, value != 0.0).into_shared()),
+        }
+    }
+
     /// Zeros of a dtype and shape.
     pub fn zeros(dtype: DType, shape: &[usize]) -> Data {
         match dtype {

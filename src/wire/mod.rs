@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 
 use crate::autograd::{Edge, Node, reach};
 use crate::protocol::{CrossingId, Message, RefId, RequestId};
-use crate::tensor::{DType, Data};
+use crate::tensor::{Data, Spec};
 use crate::{Error, ErrorKind, Result, spare};
 
 pub(crate) use gradients::{decode_gradients, encode_gradients};
@@ -200,13 +200,14 @@ impl Delivered {
 }
 
 fn boundary(crossing: CrossingId, recorded: &mut Recorded, segments: &[Data]) -> Result<Arc<Node>> {
-    let slots: Vec<(DType, Vec<usize>)> = recorded
+    let of_slot = |&slot: &u32| segments.get(slot as usize).map(Spec::of);
+    let slots: Vec<Spec> = recorded
         .slots
         .iter()
-        .map(|&s| segments.get(s as usize).map(|d| (d.dtype(), d.shape().to_vec())))
+        .map(of_slot)
         .collect::<Option<_>>()
         .ok_or_else(|| decode_error("a slot names a segment that isn't there".into()))?;
-    if slots.iter().any(|s| !s.0.is_float()) {
+    if slots.iter().any(|slot| !slot.dtype.is_float()) {
         return Err(decode_error("a slot of a dtype without gradients".into()));
     }
     Ok(Node::boundary(crossing.to_bits(), slots, recorded.reach.take()))

@@ -122,7 +122,7 @@ impl Data {
     /// Elements that are all one value, on a device.
     pub(crate) fn filled_on(device: Device, dtype: DType, shape: &[usize], value: f64) -> Result<Data> {
         match device {
-            Device::Cpu => Ok(Tensor::full(dtype, shape.to_vec(), value).data()),
+            Device::Cpu => Ok(Data::filled(dtype, shape, value)),
             Device::Cuda(n) => Ok(Data::Cuda(CudaArray::full(n, dtype, shape, value)?)),
         }
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Key;
 use crate::tensor::hooks::{GradientHook, Hooks};
-use crate::tensor::{DType, Data, Gradient, Leaf, Spec};
+use crate::tensor::{Data, Gradient, Leaf, Spec};
 use crate::{ErrorKind, Result};
 
 /// A gradient per input, or none.
@@ -97,14 +97,7 @@ impl Node {
     }
 
     /// A node for values that came from another rank together. Received tensors have edges to its slots.
-    pub(crate) fn boundary(id: u64, slots: Vec<(DType, Vec<usize>)>, beyond: Option<Vec<u64>>) -> Arc<Node> {
-        let outputs = slots
-            .into_iter()
-            .map(|(dtype, shape)| Spec {
-                dtype,
-                shape: ndarray::IxDyn(&shape),
-            })
-            .collect();
+    pub(crate) fn boundary(id: u64, outputs: Vec<Spec>, beyond: Option<Vec<u64>>) -> Arc<Node> {
         Node::new(
             Key::next(),
             Kind::Boundary {
