@@ -104,6 +104,8 @@ struct Wait<'a> {
     /// Something has moved since the last rest.
     stirred: bool,
     rested: bool,
+    /// Looks before the next poll, which then meets what they saw at once.
+    looks: u32,
     /// When it last looked after what else is to be done now and then.
     tidied: Option<Instant>,
 }
@@ -133,6 +135,9 @@ impl Duty for Wait<'_> {
 
     fn poll(&mut self) -> Result<Next> {
         let runtime = self.runtime;
+        if self.looks > 0 {
+            runtime.transport.spin(std::mem::take(&mut self.looks));
+        }
         let moved = runtime.poll(&mut self.inbox, &mut self.after)?;
         self.stirred |= moved;
         self.busy |= moved;
@@ -171,7 +176,7 @@ impl Duty for Wait<'_> {
             }
             // A service thread that only looked after its tick doesn't keep the role from those who wait.
             Some(since) if self.stirred && runtime.spin.goes_on(self.now - since, self.now) => {
-                runtime.transport.spin(LOOKS);
+                self.looks = LOOKS;
             }
             // MPI moves large messages only while somebody polls.
             Some(since) if runtime.transport.in_flight() > 0 && self.now - since < PATIENCE => {
@@ -222,7 +227,7 @@ impl Wait<'_> {
             runtime.pool.relieve();
             runtime.transport.tidy();
         }
-        runtime.transport.spin(LOOKS_A_YIELD);
+        self.looks = LOOKS_A_YIELD;
     }
 
     #[inline]
@@ -287,6 +292,7 @@ impl Runtime {
             quiet_since: QUIET_SINCE.take(),
             stirred: rest == Rest::Leading,
             rested: false,
+            looks: 0,
             tidied: None,
         };
         let result = self.progress.handover.turn(&*self.transport, &mut wait, rest);
