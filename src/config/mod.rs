@@ -43,9 +43,11 @@ pub enum Progress {
 pub struct Settings {
     /// Who moves messages while none of the rank's threads waits for one (`RANKGRAD_PROGRESS`).
     pub progress: Progress,
-    /// How long a waiting thread spins before it sleeps, in microseconds (`RANKGRAD_SPIN_US`). Up to 200 where answers have just come soon after it slept, if each rank
-    /// has a core of its own; 0 for never.
+    /// How long a waiting thread spins before it offers its core to others, or sleeps, in microseconds (`RANKGRAD_SPIN_US`); 0 for never.
     pub spin_us: f64,
+    /// How long a wait lasts until the thread sleeps, in milliseconds, if each rank of the node has a core of its own (`RANKGRAD_YIELD_MS`); until then it looks,
+    /// and yields its core to whoever is ready to run there. The default lets what comes ten times a second find a waiter awake. 0 for never.
+    pub yield_ms: f64,
     /// Longest sleep of the service thread while it listens, in milliseconds (`RANKGRAD_TICK_MS`); four times that on a single node after a second without
     /// messages.
     pub tick_ms: f64,
@@ -89,7 +91,8 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             progress: Progress::Auto,
-            spin_us: 40.0,
+            spin_us: 20.0,
+            yield_ms: 102.0,
             tick_ms: 4.0,
             timeout_s: 60.0,
             status_after_s: 5.0,
@@ -179,9 +182,14 @@ impl Settings {
         settings().iter().try_for_each(|setting| setting.check(self))
     }
 
-    /// How long a waiting thread spins before it sleeps.
+    /// How long a waiting thread spins before it yields its core, or sleeps.
     pub fn spin(&self) -> Duration {
         Duration::from_secs_f64(self.spin_us * 1e-6)
+    }
+
+    /// How long a wait lasts until the thread sleeps, if each rank has a core of its own.
+    pub fn offers(&self) -> Duration {
+        Duration::from_secs_f64(self.yield_ms * 1e-3)
     }
 
     /// Longest sleep of the service thread while it listens and messages come.

@@ -44,7 +44,7 @@ const fn row(name: &'static str, field: &'static str, kind: Kind, doc: &'static 
     Setting { name, field, kind, doc }
 }
 
-static TABLE: [Setting; 20] = [
+static TABLE: [Setting; 21] = [
     row(
         "RANKGRAD_PROGRESS",
         "progress",
@@ -55,7 +55,13 @@ static TABLE: [Setting; 20] = [
         "RANKGRAD_SPIN_US",
         "spin_us",
         Real(|s| &mut s.spin_us, 0.0, 1e6, "us"),
-        "How long a waiting thread spins before it sleeps.",
+        "How long a waiting thread spins before it yields its core, or sleeps.",
+    ),
+    row(
+        "RANKGRAD_YIELD_MS",
+        "yield_ms",
+        Real(|s| &mut s.yield_ms, 0.0, 60e3, "ms"),
+        "How long a wait lasts until the thread sleeps, if each rank of the node has a core of its own; until then it looks, and yields the core to whoever is ready to run there.",
     ),
     row(
         "RANKGRAD_TICK_MS",

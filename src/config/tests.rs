@@ -90,6 +90,7 @@ fn values_written_are_read_back() {
     let odd = Settings {
         progress: Progress::Shared,
         spin_us: 0.25,
+        yield_ms: 2.5,
         eager_limit: 4001,
         chunk_limit: 3 << 20,
         pool_bytes: 0,
@@ -179,8 +180,13 @@ fn durations() {
         ..Settings::default()
     };
     assert_eq!(
-        (s.timeout(), s.spin(), s.tick()),
-        (None, Duration::from_micros(40), Duration::from_millis(4))
+        (s.timeout(), s.spin(), s.offers(), s.tick()),
+        (
+            None,
+            Duration::from_micros(20),
+            Duration::from_millis(102),
+            Duration::from_millis(4)
+        )
     );
     assert_eq!(
         (Settings::default().timeout(), s.status_after()),

@@ -213,7 +213,7 @@ impl Runtime {
             dedicated: placement.dedicated,
             one_node,
             pace: Pace::of(&settings),
-            spin: Spin::of(settings.spin(), placement.own_core),
+            spin: Spin::of(settings.spin(), settings.offers(), placement.own_core),
             settings,
             transport,
             executor,

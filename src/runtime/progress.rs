@@ -43,9 +43,15 @@ const POLLS: u32 = 4;
 /// So many looks at what may have arrived between two polls that find nothing: about a microsecond.
 const LOOKS: u32 = 32;
 
+/// And between two offers of the core, which are system calls, and slow down a thread that shares it with this one in hardware.
+const LOOKS_A_YIELD: u32 = 4 * LOOKS;
+
 thread_local! {
     /// Where messages arrive, kept between waits.
     static INBOX: Cell<Vec<(u32, Delivery)>> = const { Cell::new(Vec::new()) };
+
+    /// Since when nothing has moved, if the thread's last wait was late: the next goes on with the same quiet.
+    static QUIET_SINCE: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
 /// A rest that was shorter ended because something is on the way that can't be seen yet.
@@ -100,8 +106,8 @@ struct Wait<'a> {
     rested: bool,
     /// Looks before the next poll, which then meets what they saw at once.
     looks: u32,
-    /// As a leader, since the last message.
-    slept: bool,
+    /// When it last looked after what else is to be done now and then.
+    tidied: Option<Instant>,
 }
 
 impl Duty for Wait<'_> {
@@ -135,12 +141,6 @@ impl Duty for Wait<'_> {
         let moved = runtime.poll(&mut self.inbox, &mut self.after)?;
         self.stirred |= moved;
         self.busy |= moved;
-        if moved
-            && std::mem::take(&mut self.slept)
-            && let Some(since) = self.quiet_since
-        {
-            runtime.spin.slept(since.elapsed());
-        }
         if !self.after.todos.is_empty() {
             runtime.share_out(&mut self.after.todos, self.permission);
             if !self.after.todos.is_empty() {
@@ -175,7 +175,7 @@ impl Duty for Wait<'_> {
                 self.quiet_since = Some(self.now);
             }
             // A service thread that only looked after its tick doesn't keep the role from those who wait.
-            Some(since) if self.stirred && self.now - since < runtime.spin.limit() => {
+            Some(since) if self.stirred && runtime.spin.goes_on(self.now - since, self.now) => {
                 self.looks = LOOKS;
             }
             // MPI moves large messages only while somebody polls.
@@ -185,10 +185,10 @@ impl Duty for Wait<'_> {
                     std::thread::yield_now();
                 }
             }
+            Some(since) if self.rest == Rest::Leading && runtime.spin.offers(self.now - since, self.now) => self.offer_core(),
             Some(_) => {
                 runtime.pool.relieve();
                 self.rested = true;
-                self.slept = self.rest == Rest::Leading;
                 self.stirred = self.rest == Rest::Leading;
                 return Ok(Next::Rest);
             }
@@ -215,6 +215,21 @@ impl Duty for Wait<'_> {
 }
 
 impl Wait<'_> {
+    /// Lets others run on this core, if there are any, and looks for a while.
+    fn offer_core(&mut self) {
+        let runtime = self.runtime;
+        let start = Instant::now();
+        std::thread::yield_now();
+        let end = Instant::now();
+        runtime.spin.offered(end - start, end);
+        if self.tidied.is_none_or(|before| end - before > runtime.pace.tick) {
+            self.tidied = Some(end);
+            runtime.pool.relieve();
+            runtime.transport.tidy();
+        }
+        self.looks = LOOKS_A_YIELD;
+    }
+
     #[inline]
     fn tick(&self) -> Duration {
         let tick = self.runtime.pace.tick;
@@ -274,14 +289,17 @@ impl Runtime {
             busy: false,
             inbox: INBOX.take(),
             after: After::default(),
-            quiet_since: None,
+            quiet_since: QUIET_SINCE.take(),
             stirred: rest == Rest::Leading,
             rested: false,
             looks: 0,
-            slept: false,
+            tidied: None,
         };
         let result = self.progress.handover.turn(&*self.transport, &mut wait, rest);
         INBOX.set(wait.inbox);
+        if let Ok(false) = result {
+            QUIET_SINCE.set(wait.quiet_since);
+        }
         result
     }
 

@@ -1,32 +1,39 @@
-//! How long a waiter spins before it sleeps: longer where that would just have saved a sleep.
+//! How long a waiter looks for its answer before it sleeps: first with its core to itself, then between offers of the core to others.
 //!
-//! To sleep and be woken costs tens of microseconds, as much as many steps take. A quiet that ended soon after the waiter had gone to sleep doubles
-//! the spinning; one that lasted brings it back to the setting. (As KVM's halt polling grows and shrinks: Linux, `Documentation/virt/kvm/halt-polling.rst`.)
+//! To sleep and be woken costs tens of microseconds, as much as many steps take, and more where an idle processor is halted. Who offers its core
+//! keeps it from that and holds up nobody for longer than a look takes: `sched_yield(2)` lets any other thread that is ready run first. How far it does so differs
+//! between schedulers, and a spinner is in the way of one who computes in any case: a waiter that has met one sleeps at once for a while.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// Nobody spins longer than this, unless the setting says so.
-const LONGEST: Duration = Duration::from_micros(200);
+/// An offer that took longer was taken by one who computes, not by one who waits, too.
+const TAKEN: Duration = Duration::from_micros(500);
+
+/// So long waiters sleep at once after that: twice as long each time it happens again soon, up to the last.
+const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(128)];
 
 #[derive(Debug)]
 pub(super) struct Spin {
-    first: Duration,
-    longest: Duration,
+    alone: Duration,
+    offering: Duration,
     own_core: bool,
-    /// In nanoseconds.
-    now: AtomicU64,
+    start: Instant,
+    /// Until then waiters sleep at once, in nanoseconds from the start; and for how long in all.
+    crowded: AtomicU64,
+    pause: AtomicU64,
 }
 
 impl Spin {
-    /// It grows only where each rank has a core of its own: elsewhere a spinner keeps the rank that it waits for from running.
-    pub(super) fn of(first: Duration, own_core: bool) -> Self {
-        let longest = if own_core { first.max(LONGEST) } else { first };
+    /// The core is offered only where each rank has one of its own: elsewhere the others are many, and to sleep lets the right one run.
+    pub(super) fn of(alone: Duration, offering: Duration, own_core: bool) -> Self {
         Spin {
-            first,
-            longest,
+            alone,
+            offering: if own_core { offering } else { Duration::ZERO },
             own_core,
-            now: AtomicU64::new(first.as_nanos() as u64),
+            start: Instant::now(),
+            crowded: AtomicU64::new(0),
+            pause: AtomicU64::new(0),
         }
     }
 
@@ -36,19 +43,37 @@ impl Spin {
         self.own_core
     }
 
+    /// Whether to look on without a pause after so long a quiet.
     #[inline]
-    pub(super) fn limit(&self) -> Duration {
-        Duration::from_nanos(self.now.load(Ordering::Relaxed))
+    pub(super) fn goes_on(&self, quiet: Duration, now: Instant) -> bool {
+        quiet < self.alone && !self.is_crowded(now)
     }
 
-    /// A quiet in which the waiter slept has ended.
-    pub(super) fn slept(&self, quiet: Duration) {
-        let next = if quiet > self.longest {
-            self.first
-        } else {
-            (self.limit() * 2).min(self.longest)
-        };
-        self.now.store(next.as_nanos() as u64, Ordering::Relaxed);
+    /// Whether to look on between offers of the core.
+    pub(super) fn offers(&self, quiet: Duration, now: Instant) -> bool {
+        quiet < self.offering && !self.is_crowded(now)
+    }
+
+    #[inline]
+    fn is_crowded(&self, now: Instant) -> bool {
+        self.nanos(now) < self.crowded.load(Ordering::Relaxed)
+    }
+
+    /// An offer ended `now` that took so long.
+    pub(super) fn offered(&self, time: Duration, now: Instant) {
+        if time > TAKEN {
+            let [shortest, longest] = PAUSES.map(|pause| pause.as_nanos() as u64);
+            let (now, last) = (self.nanos(now), self.pause.load(Ordering::Relaxed));
+            let soon = now < self.crowded.load(Ordering::Relaxed) + 2 * last;
+            let pause = if soon { (2 * last).min(longest) } else { shortest };
+            self.pause.store(pause, Ordering::Relaxed);
+            self.crowded.store(now + pause, Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    fn nanos(&self, now: Instant) -> u64 {
+        now.saturating_duration_since(self.start).as_nanos() as u64
     }
 }
 
@@ -57,24 +82,44 @@ mod tests {
     use super::*;
 
     const US: Duration = Duration::from_micros(1);
+    const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn short_sleeps_make_it_longer_and_a_long_one_undoes_it() {
-        let spin = Spin::of(40 * US, true);
-        let after = |quiet: u32| {
-            spin.slept(quiet * US);
-            spin.limit()
-        };
-        assert_eq!([60, 100, 200, 60].map(after).map(|d| d.as_micros()), [80, 160, 200, 200]);
-        assert_eq!(after(201).as_micros(), 40);
+    fn it_looks_on_then_offers_its_core_then_sleeps() {
+        let spin = Spin::of(20 * US, 10 * MS, true);
+        let steps = [19 * US, 20 * US, 9 * MS, 10 * MS].map(|quiet| (spin.goes_on(quiet, spin.start), spin.offers(quiet, spin.start)));
+        assert_eq!(steps, [(true, true), (false, true), (false, true), (false, false)]);
     }
 
     #[test]
-    fn it_stays_where_cores_are_shared_and_where_it_is_off() {
-        for spin in [Spin::of(40 * US, false), Spin::of(Duration::ZERO, true), Spin::of(900 * US, true)] {
-            let first = spin.limit();
-            [10, 100, 1000].into_iter().for_each(|quiet| spin.slept(quiet * US));
-            assert_eq!(spin.limit(), first);
-        }
+    fn a_core_that_others_share_is_not_offered() {
+        let spin = Spin::of(20 * US, 10 * MS, false);
+        assert!(spin.goes_on(19 * US, spin.start) && !spin.offers(19 * US, spin.start));
+        assert!(!Spin::of(Duration::ZERO, Duration::ZERO, true).offers(Duration::ZERO, spin.start));
+    }
+
+    #[test]
+    fn an_offer_that_is_taken_for_long_ends_all_looking_for_a_while() {
+        let spin = Spin::of(20 * US, 10 * MS, true);
+        let looks = |ms: u32| {
+            let now = spin.start + ms * MS;
+            (spin.goes_on(US, now), spin.offers(MS, now))
+        };
+        spin.offered(100 * US, spin.start + MS);
+        assert_eq!(looks(1), (true, true));
+        // From one look to the first that looks again.
+        let pause = |from: u32| {
+            spin.offered(3 * MS, spin.start + from * MS);
+            assert_eq!(looks(from), (false, false));
+            (from..).find(|&ms| looks(ms) == (true, true)).unwrap() - from
+        };
+        assert_eq!([5, 8, 15, 1000].map(pause), [2, 4, 8, 2]);
+        let mut from = 2000;
+        let again = [(); 9].map(|()| {
+            let pause = pause(from);
+            from += pause + 1;
+            pause
+        });
+        assert_eq!(again, [2, 4, 8, 16, 32, 64, 128, 128, 128]);
     }
 }

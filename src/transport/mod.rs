@@ -211,6 +211,9 @@ pub trait Transport: Send + Sync + std::fmt::Debug {
     /// that a thread on the same core isn't held up; where that can't show what arrives, it returns at once.
     fn spin(&self, looks: u32);
 
+    /// Gives back memory that nobody uses beyond what may be kept. [`sleep`](Self::sleep) does so, too. Local; blocks on nothing.
+    fn tidy(&self) {}
+
     /// Sends and receives under way that need polling to end.
     fn in_flight(&self) -> usize;
 

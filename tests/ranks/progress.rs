@@ -61,6 +61,49 @@ fn idle() -> Outcome {
     ok(world.finish())
 }
 
+/// In how many of 400 looks within a second the main thread ran or was ready to, from 0.2 s after the last message on.
+fn looks_at_main() -> u32 {
+    std::thread::sleep(Duration::from_millis(200));
+    let stat = format!("/proc/self/task/{}/stat", std::process::id());
+    let runs = |_: &u32| {
+        std::thread::sleep(Duration::from_micros(2500));
+        // After the name, which may hold anything: the state.
+        std::fs::read_to_string(&stat)
+            .unwrap()
+            .rsplit(')')
+            .next()
+            .unwrap()
+            .starts_with(" R")
+    };
+    (0..400).filter(runs).count() as u32
+}
+
+/// The second rank serves; what its main thread does meanwhile.
+fn looks_while_serving(world: &World) -> Result<u32> {
+    let watch = std::thread::spawn(looks_at_main);
+    world.lead(|_| {
+        std::thread::sleep(Duration::from_millis(1500));
+        Ok(())
+    })?;
+    Ok(watch.join().unwrap())
+}
+
+fn waits_asleep() -> Outcome {
+    let world = World::init()?;
+    let ran = looks_while_serving(&world)?;
+    if world.rank() > 0 {
+        assert!(ran < 200, "{ran} of 400");
+    }
+    ok(world.finish())
+}
+
+fn shares_and_sleeps() -> Outcome {
+    match std::thread::available_parallelism().unwrap().get() {
+        0..4 => waits_asleep(),
+        _ => ok(World::init()?.finish()),
+    }
+}
+
 /// The middle one of several calls, in time.
 fn median_call(world: &World, to: u32, calls: usize, pause: Duration) -> Result<Duration> {
     let mut times = Vec::new();
@@ -208,6 +251,18 @@ pub const CASES: &[Case] = &[
         env: SHARED,
         alone: true,
         ..Case::new("progress::idle_ranks_use_under_one_percent", idle)
+    },
+    Case {
+        ranks: &[2],
+        env: &[("RANKGRAD_PROGRESS", "shared"), ("RANKGRAD_YIELD_MS", "50")],
+        alone: true,
+        ..Case::new("progress::a_waiter_that_has_yielded_long_enough_sleeps", waits_asleep)
+    },
+    Case {
+        ranks: &[4],
+        env: &[("RANKGRAD_PROGRESS", "shared"), ("RANKGRAD_YIELD_MS", "30000")],
+        alone: true,
+        ..Case::new("progress::a_waiter_that_shares_its_core_sleeps", shares_and_sleeps)
     },
     Case {
         ranks: &[2],

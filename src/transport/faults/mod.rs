@@ -219,6 +219,10 @@ impl Transport for Faulty {
         self.inner.spin(looks);
     }
 
+    fn tidy(&self) {
+        self.inner.tidy();
+    }
+
     fn in_flight(&self) -> usize {
         self.inner.in_flight()
     }

@@ -434,6 +434,16 @@ impl Transport for MpiTransport {
         self.doorbells.spin(looks, || !self.own.is_empty());
     }
 
+    fn tidy(&self) {
+        if self.spare.load(Relaxed) > 0
+            && let Ok(mut guard) = self.engine.try_lock()
+            && let Some(engine) = guard.as_mut()
+        {
+            engine.incoming.trim();
+            self.note(engine);
+        }
+    }
+
     fn in_flight(&self) -> usize {
         self.in_flight.load(SeqCst)
     }
@@ -446,13 +456,7 @@ impl Transport for MpiTransport {
         } else {
             limit
         };
-        if self.spare.load(Relaxed) > 0
-            && let Ok(mut guard) = self.engine.try_lock()
-            && let Some(engine) = guard.as_mut()
-        {
-            engine.incoming.trim();
-            self.note(engine);
-        }
+        self.tidy();
         self.doorbells.sleep(limit.min(most));
     }
 
