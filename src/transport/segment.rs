@@ -14,6 +14,22 @@ pub(crate) struct Layout {
     pub(crate) shape: Vec<usize>,
 }
 
+/// A [`Layout`] to be encoded: the shape is the segment's own.
+#[derive(Serialize)]
+pub(crate) struct LayoutOf<'a> {
+    dtype: DType,
+    shape: &'a [usize],
+}
+
+impl LayoutOf<'_> {
+    pub(crate) fn new(data: &Data) -> LayoutOf<'_> {
+        LayoutOf {
+            dtype: data.dtype(),
+            shape: data.shape(),
+        }
+    }
+}
+
 pub(crate) fn decode_error(what: impl Into<String>) -> Error {
     ErrorKind::Decode { what: what.into() }.into()
 }
@@ -169,19 +185,18 @@ pub(crate) fn take(layout: &Layout, bytes: &mut &[u8]) -> Result<Data> {
         return Err(decode_error(format!("a segment of {len} bytes, of which {} arrived", bytes.len())));
     };
     *bytes = rest;
-    let buffer = match layout.dtype {
-        DType::F32 => Buffer::F32(copied(mine)),
-        DType::F64 => Buffer::F64(copied(mine)),
-        DType::I64 => Buffer::I64(copied(mine)),
-        DType::Bool => Buffer::Bool(mine.to_vec()),
-    };
-    shaped(buffer.into_storage()?, &layout.shape)
+    Ok(match layout.dtype {
+        DType::F32 => Data::F32(copied(mine, &layout.shape)?),
+        DType::F64 => Data::F64(copied(mine, &layout.shape)?),
+        DType::I64 => Data::I64(copied(mine, &layout.shape)?),
+        DType::Bool => return shaped(Buffer::Bool(mine.to_vec()).into_storage()?, &layout.shape),
+    })
 }
 
-fn copied<T: Pod>(bytes: &[u8]) -> Vec<T> {
+fn copied<T: Pod>(bytes: &[u8], shape: &[usize]) -> Result<ArcArray<T, IxDyn>> {
     let mut vec = vec![T::zeroed(); bytes.len() / size_of::<T>()];
     bytemuck::cast_slice_mut(&mut vec).copy_from_slice(bytes);
-    vec
+    ArcArray::from_shape_vec(shape, vec).map_err(|error| decode_error(format!("shape {shape:?}: {error}")))
 }
 
 #[cfg(test)]

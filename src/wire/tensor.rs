@@ -12,7 +12,14 @@ use crate::tensor::{Device, Tensor};
 impl Serialize for Tensor {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         // Ranks send each other memory of theirs, never a GPU's.
-        let data = self.data().to(Device::Cpu).map_err(S::Error::custom)?;
+        let mut data = self.data();
+        if data.device() != Device::Cpu {
+            data = data.to(Device::Cpu).map_err(S::Error::custom)?;
+        }
+        // As other ranks get it, also in a call to oneself: a BLAS gives other bits for other strides.
+        if !data.is_contiguous() {
+            data = data.to_contiguous();
+        }
         let place = ENCODER.with_borrow_mut(|encoder| {
             let encoder = encoder.as_mut()?;
             let edge = encoder.record.then(|| self.edge()).flatten();
@@ -22,8 +29,7 @@ impl Serialize for Tensor {
                 left.payload.recorded.get_or_insert_default().slots.push(place);
                 left.edges.push(edge);
             }
-            // As other ranks get it, also in a call to oneself: a BLAS gives other bits for other strides.
-            left.payload.segments.push(data.to_contiguous());
+            left.payload.segments.push(data);
             Some(place)
         });
         match place {

@@ -1,10 +1,11 @@
 //! What travels on the inbox tag, and its encoding. The decoder trusts nothing.
 
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 
 use crate::tensor::Data;
 use crate::transport::Frame;
-use crate::transport::segment::{self, Layout, decode_error};
+use crate::transport::segment::{self, Layout, LayoutOf, decode_error};
 use crate::{Result, spare};
 
 /// First byte of a frame without segments, whose header is all that follows: most frames are such. No [`Message`] begins so.
@@ -29,6 +30,12 @@ pub(super) enum Message {
     Refuse { transfer: u64 },
 }
 
+/// [`Message::Frame`], to be encoded, with layouts that are lent.
+#[derive(Serialize)]
+enum FrameOf<'a> {
+    Frame { header: u64, layouts: &'a [LayoutOf<'a>] },
+}
+
 /// Layouts and header of an announced frame.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Lead {
@@ -51,14 +58,12 @@ pub(super) fn encode_frame(frame: &Frame, slot: &mut [u8]) -> Option<usize> {
     if payload > slot.len() as u64 {
         return None;
     }
-    let layouts = frame.segments.iter().map(Layout::of).collect();
-    let mut at = encode(
-        &Message::Frame {
-            header: frame.header.len() as u64,
-            layouts,
-        },
-        slot,
-    )?;
+    let layouts: SmallVec<[LayoutOf<'_>; 4]> = frame.segments.iter().map(LayoutOf::new).collect();
+    let lead = FrameOf::Frame {
+        header: frame.header.len() as u64,
+        layouts: &layouts,
+    };
+    let mut at = postcard::to_slice(&lead, slot).ok()?.len();
     if at as u64 + payload > slot.len() as u64 {
         return None;
     }
