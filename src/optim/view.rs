@@ -1,9 +1,9 @@
 //! What a rule sees of one parameter's state during an update.
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use super::Float;
-use super::arithmetic::{BLOCK, Lanes, PIECE, square_pass0, square_pass1, square_pass2, square_pass3, sum_of_lanes};
+use super::arithmetic::{BLOCK, Lanes, square_pass0, square_pass1, square_pass2, square_pass3, sum_of_lanes};
 
 /// A rule's view of one parameter's state during one update: numbers, and the elements of arrays, by name.
 ///
@@ -27,12 +27,13 @@ pub struct StateView<'a, T> {
     squares: Option<Squares>,
 }
 
-/// The squares of a gradient of a few blocks.
+/// The squares of a gradient.
 #[derive(Debug)]
 struct Squares {
     /// Where the gradient is in memory.
     place: usize,
-    lanes: [Lanes; PIECE / BLOCK],
+    /// Those of each block.
+    lanes: SmallVec<[Lanes; 4]>,
     done: bool,
 }
 
@@ -152,11 +153,11 @@ impl<'a, T: Float> StateView<'a, T> {
         square_pass3(p, g, arrays, squares(&mut self.squares, g), update);
     }
 
-    /// Asks for the sums of squares of the blocks of this gradient, which are those of one piece.
+    /// Asks for the sums of squares of the blocks of this gradient.
     pub(super) fn ask_for_squares(&mut self, g: &[T]) {
         self.squares = Some(Squares {
             place: g.as_ptr().addr(),
-            lanes: Default::default(),
+            lanes: smallvec![Lanes::default(); g.len().div_ceil(BLOCK)],
             done: false,
         });
     }
@@ -172,26 +173,20 @@ impl<'a, T: Float> StateView<'a, T> {
         self.arrays.iter().all(|array| array.elements.len() == len)
     }
 
-    /// Views of the arrays in pieces of `size` elements, all with the numbers as they are now.
-    pub(super) fn pieces(self, size: usize) -> impl Iterator<Item = StateView<'a, T>> {
-        let Self {
-            shape, scalars, arrays, ..
-        } = self;
-        let mut arrays: SmallVec<[_; 4]> = arrays.into_iter().map(|a| (a.name, a.elements.chunks_mut(size), a.fresh)).collect();
-        std::iter::from_fn(move || {
-            let each = arrays.iter_mut().map(|(name, pieces, fresh)| {
-                Some(Array {
-                    name,
-                    elements: pieces.next()?,
-                    fresh: *fresh,
-                })
-            });
-            Some(StateView {
-                shape,
-                scalars: scalars.clone(),
-                arrays: each.collect::<Option<_>>()?,
-                squares: None,
+    /// Takes a view of the first elements of all arrays off, so many; it has the numbers as they are now. `None` if there are fewer.
+    pub(super) fn split_off(&mut self, elements: usize) -> Option<Self> {
+        let array = |array: &mut Array<'a, T>| {
+            Some(Array {
+                name: array.name,
+                elements: array.elements.split_off_mut(..elements)?,
+                fresh: array.fresh,
             })
+        };
+        Some(StateView {
+            shape: self.shape,
+            scalars: self.scalars.clone(),
+            arrays: self.arrays.iter_mut().map(array).collect::<Option<_>>()?,
+            squares: None,
         })
     }
 
@@ -221,9 +216,9 @@ fn find<'s, T, const N: usize>(arrays: &'s mut [Array<'_, T>], names: [&str; N])
 /// Where a pass over `g` is to sum squares: nowhere, unless `g` is the gradient.
 fn squares<'s, T>(asked: &'s mut Option<Squares>, g: &[T]) -> &'s mut [Lanes] {
     match asked {
-        Some(squares) if squares.place == g.as_ptr().addr() && !squares.done && g.len() <= PIECE => {
+        Some(squares) if squares.place == g.as_ptr().addr() && !squares.done => {
             squares.done = true;
-            &mut squares.lanes[..g.len().div_ceil(BLOCK)]
+            &mut squares.lanes
         }
         _ => &mut [],
     }
