@@ -96,7 +96,7 @@ fn piece<T: Float>(
         p.copy_from_slice(old);
     }
     // The passes of the update compute the usual norm while they wait for memory.
-    if norm == Some(Norm::Two) && g.len() <= LONGEST {
+    if norm == Some(Norm::Two) {
         state.ask_for_squares(g);
     }
     update(p, g, &mut state)?;

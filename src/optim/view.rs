@@ -1,5 +1,7 @@
 //! What a rule sees of one parameter's state during an update.
 
+use std::ops::Range;
+
 use smallvec::{SmallVec, smallvec};
 
 use super::Float;
@@ -31,7 +33,7 @@ pub struct StateView<'a, T> {
 #[derive(Debug)]
 struct Squares {
     /// Where the gradient is in memory.
-    place: usize,
+    place: Range<usize>,
     /// Those of each block.
     lanes: SmallVec<[Lanes; 4]>,
     done: bool,
@@ -119,6 +121,11 @@ impl<'a, T: Float> StateView<'a, T> {
         find(&mut self.arrays, names)
     }
 
+    /// As [`arrays`](Self::arrays), and where to sum the squares of each block of the gradient, if they are asked for.
+    pub(super) fn arrays_and_squares<const N: usize>(&mut self, names: [&str; N], g: &[T]) -> ([&mut [T]; N], &mut [Lanes]) {
+        (find(&mut self.arrays, names), squares(&mut self.squares, g))
+    }
+
     /// One pass over parameters and gradients: [`arithmetic::pass0`](super::arithmetic::pass0).
     ///
     /// Unlike that function, this one and the other passes also compute the norm of the gradient on the way, if the step reports it.
@@ -150,13 +157,13 @@ impl<'a, T: Float> StateView<'a, T> {
     /// As [`arrays`](Self::arrays).
     pub fn pass3(&mut self, p: &mut [T], g: &[T], arrays: [&str; 3], update: impl Fn(T, T, &mut T, &mut T, &mut T) -> T) {
         let arrays = find(&mut self.arrays, arrays);
-        square_pass3(p, g, arrays, squares(&mut self.squares, g), update);
+        square_pass3(p, g, arrays, [&mut [], squares(&mut self.squares, g), &mut []], update);
     }
 
     /// Asks for the sums of squares of the blocks of this gradient.
     pub(super) fn ask_for_squares(&mut self, g: &[T]) {
         self.squares = Some(Squares {
-            place: g.as_ptr().addr(),
+            place: place(g),
             lanes: smallvec![Lanes::default(); g.len().div_ceil(BLOCK)],
             done: false,
         });
@@ -213,10 +220,15 @@ fn find<'s, T, const N: usize>(arrays: &'s mut [Array<'_, T>], names: [&str; N])
     })
 }
 
+fn place<T>(g: &[T]) -> Range<usize> {
+    let Range { start, end } = g.as_ptr_range();
+    start.addr()..end.addr()
+}
+
 /// Where a pass over `g` is to sum squares: nowhere, unless `g` is the gradient.
 fn squares<'s, T>(asked: &'s mut Option<Squares>, g: &[T]) -> &'s mut [Lanes] {
     match asked {
-        Some(squares) if squares.place == g.as_ptr().addr() && !squares.done => {
+        Some(squares) if squares.place == place(g) && !squares.done => {
             squares.done = true;
             &mut squares.lanes
         }

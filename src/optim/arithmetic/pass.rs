@@ -56,13 +56,13 @@ fn ask_ahead<T, const N: usize>(strip: Range<usize>, arrays: [*const T; N]) {
     }
 }
 
-/// After a strip: adds the squares of gradients, one strip behind, to the sums of their block, if they are asked for.
+/// After a strip: adds the squares of an array's elements, one strip behind, to the sums of their block, if they are asked for.
 #[inline(always)]
-fn follow<T: Float>(number: usize, len: usize, g: &[T], squares: &mut [Lanes]) {
+fn follow<T: Float>(number: usize, len: usize, x: &[T], squares: &mut [Lanes]) {
     if let Some(before) = number.checked_sub(1)
         && let Some(sums) = squares.get_mut(before * len / BLOCK)
     {
-        add_squares_to(sums, &g[before * len..g.len().min(number * len)]);
+        add_squares_to(sums, &x[before * len..x.len().min(number * len)]);
     }
 }
 
@@ -184,16 +184,16 @@ pub(in crate::optim) fn square_pass2<T: Float>(
 /// One pass over parameters, gradients and three state arrays, which have one length.
 #[inline]
 pub fn pass3<T: Float>(p: &mut [T], g: &[T], [a, b, c]: [&mut [T]; 3], update: impl Fn(T, T, &mut T, &mut T, &mut T) -> T) {
-    square_pass3(p, g, [a, b, c], &mut [], update);
+    square_pass3(p, g, [a, b, c], [&mut [], &mut [], &mut []], update);
 }
 
-/// As [`pass3`]; adds the squares of gradients to the sums of their blocks, of which there may be none.
+/// As [`pass3`]; adds the squares of new parameters, of gradients and of the new third state array to the sums of their blocks, of which there may be none.
 #[inline]
 pub(in crate::optim) fn square_pass3<T: Float>(
     p: &mut [T],
     g: &[T],
     [a, b, c]: [&mut [T]; 3],
-    squares: &mut [Lanes],
+    squares: [&mut [Lanes]; 3],
     update: impl Fn(T, T, &mut T, &mut T, &mut T) -> T,
 ) {
     #[inline(always)]
@@ -203,7 +203,7 @@ pub(in crate::optim) fn square_pass3<T: Float>(
         a: &mut [T],
         b: &mut [T],
         c: &mut [T],
-        squares: &mut [Lanes],
+        [of_p, of_g, of_c]: [&mut [Lanes]; 3],
         update: impl Fn(T, T, &mut T, &mut T, &mut T) -> T,
     ) {
         for number in 0..count(p.len(), STRIP) {
@@ -217,7 +217,9 @@ pub(in crate::optim) fn square_pass3<T: Float>(
                 &update,
             );
             ask_ahead(at, [p.as_ptr(), g.as_ptr(), a.as_ptr(), b.as_ptr(), c.as_ptr()]);
-            follow(number, STRIP, g, squares);
+            follow(number, STRIP, p, of_p);
+            follow(number, STRIP, g, of_g);
+            follow(number, STRIP, c, of_c);
         }
     }
     #[inline(always)]
