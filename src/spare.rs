@@ -16,6 +16,7 @@ struct Spare {
 }
 
 /// An empty buffer.
+#[inline]
 pub(crate) fn take() -> Vec<u8> {
     SPARE.with_borrow_mut(|spare| match spare.len.checked_sub(1) {
         Some(last) => {
@@ -27,6 +28,7 @@ pub(crate) fn take() -> Vec<u8> {
 }
 
 /// Keeps a buffer that has been used.
+#[inline]
 pub(crate) fn keep(mut buffer: Vec<u8>) {
     if buffer.capacity() == 0 || buffer.capacity() > LARGEST {
         return;

@@ -178,6 +178,7 @@ impl Rank {
             rank: Arc::clone(self),
             over: Over::Answered(which),
             rested: false,
+            found: None,
         };
         assert_eq!(self.handover.turn(&**self, &mut duty, Rest::Leading), Ok(true));
     }
@@ -187,6 +188,7 @@ impl Rank {
             rank: Arc::clone(self),
             over: Over::Stopped,
             rested: false,
+            found: None,
         };
         assert_eq!(self.handover.turn(&**self, &mut duty, Rest::Vacant), Ok(true));
     }
@@ -202,11 +204,11 @@ struct Waiter {
     rank: Arc<Rank>,
     over: Over,
     rested: bool,
+    /// The answer that a function blocks on, which the last poll has found.
+    found: Option<usize>,
 }
 
 impl Duty for Waiter {
-    /// The answer that a function blocks on.
-    type Work = usize;
     type Error = std::convert::Infallible;
 
     fn is_done(&self) -> bool {
@@ -230,7 +232,7 @@ impl Duty for Waiter {
         }
     }
 
-    fn poll(&mut self) -> Result<Next<usize>, Self::Error> {
+    fn poll(&mut self) -> Result<Next, Self::Error> {
         let rank = &self.rank;
         assert!(!rank.polling.swap(true, SeqCst), "two threads hold the role");
         let message = rank.inbox.lock().unwrap().pop_front();
@@ -251,7 +253,10 @@ impl Duty for Waiter {
                 Next::Again
             }
             Some(Message::Function(blocks_on)) => match self.over {
-                Over::Stopped if rank.handover.is_anyone_dozing() => Next::Run(blocks_on),
+                Over::Stopped if rank.handover.is_anyone_dozing() => {
+                    self.found = Some(blocks_on);
+                    Next::Run
+                }
                 _ => {
                     // To the pool, which has a thread for it.
                     let rank = Arc::clone(rank);
@@ -262,8 +267,10 @@ impl Duty for Waiter {
         })
     }
 
-    fn run(&mut self, blocks_on: usize) -> Result<(), Self::Error> {
-        block(&self.rank, blocks_on);
+    fn run(&mut self) -> Result<(), Self::Error> {
+        if let Some(blocks_on) = self.found.take() {
+            block(&self.rank, blocks_on);
+        }
         Ok(())
     }
 

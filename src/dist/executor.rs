@@ -48,7 +48,7 @@ impl Ranks {
                 ..
             } => {
                 let registration = rpc::get(function)?;
-                let caller = self.caller(runtime, context.as_ref());
+                let caller = self.caller(runtime, context.as_deref());
                 let _frame = caller.recorder.as_ref().map(|r| frame::enter(Arc::clone(&r.frame.path)));
                 let crossing = context.as_ref().and_then(|t| t.crossing);
                 let scope = Scope::new(caller, from);
@@ -65,7 +65,7 @@ impl Ranks {
                 })
             }
             Work::Encode { value, context } => {
-                let caller = self.caller(runtime, context.as_ref());
+                let caller = self.caller(runtime, context.as_deref());
                 let _frame = caller.recorder.as_ref().map(|r| frame::enter(Arc::clone(&r.frame.path)));
                 let value = stored(&value).ok_or_else(|| Error::user("a value of an unknown kind"))?;
                 let (encoded, crossing) = guarded(runtime.rank(), "fetch", || {

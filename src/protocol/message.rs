@@ -51,11 +51,11 @@ pub(crate) enum Op {
     Call {
         function: u32,
         create: Option<ValueId>,
-        context: Option<Tag>,
+        context: Option<Box<Tag>>,
         gate: Gate,
     },
     /// Send a value.
-    Fetch { value: ValueId, context: Option<Tag> },
+    Fetch { value: ValueId, context: Option<Box<Tag>> },
     /// A part of a backward.
     Backward {
         context: ContextId,
@@ -73,7 +73,7 @@ impl Op {
     /// The mark of the context that records it.
     pub(crate) fn tag(&self) -> Option<&Tag> {
         match self {
-            Op::Call { context, .. } | Op::Fetch { context, .. } => context.as_ref(),
+            Op::Call { context, .. } | Op::Fetch { context, .. } => context.as_deref(),
             Op::Backward { .. } | Op::Release { .. } => None,
         }
     }
@@ -150,19 +150,6 @@ pub(crate) struct Answer {
     pub failed_rank: Option<u32>,
 }
 
-/// A field that mostly has its default value: one byte then.
-mod unless_default {
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    pub(super) fn serialize<T: Serialize + Default + PartialEq, S: Serializer>(value: &T, to: S) -> Result<S::Ok, S::Error> {
-        Some(value).filter(|value| **value != T::default()).serialize(to)
-    }
-
-    pub(super) fn deserialize<'de, T: Deserialize<'de> + Default, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
-        Option::deserialize(from).map(Option::unwrap_or_default)
-    }
-}
-
 /// A message. A payload travels beside it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Message {
@@ -173,7 +160,6 @@ pub(crate) enum Message {
     },
     Reply {
         id: RequestId,
-        #[serde(with = "unless_default")]
         answer: Answer,
         outcome: Result<(), Error>,
         refs: Vec<RefId>,

@@ -50,12 +50,12 @@ pub(crate) enum Work<V, P> {
         function: u32,
         creates: bool,
         queued: bool,
-        context: Option<Tag>,
+        context: Option<Box<Tag>>,
         payload: P,
         refs: Vec<RefId>,
     },
     /// Put a value into a reply.
-    Encode { value: V, context: Option<Tag> },
+    Encode { value: V, context: Option<Box<Tag>> },
 }
 
 /// What came of it.
@@ -292,13 +292,21 @@ impl<V: Clone, P: Default> Rank<V, P> {
 
     /// A message has arrived.
     pub(crate) fn receive(&mut self, from: u32, message: Message, payload: P) {
-        if matches!(&message, Message::Reply { id, .. } if !self.outgoing.contains_key(id)) && !mutant::is(Mutant::CountDuplicate) {
-            return; // it was answered before
+        match message {
+            // One that was answered before isn't counted.
+            Message::Reply { id, answer, outcome, refs } => match self.outgoing.remove(&id) {
+                Some(request) => {
+                    self.received += 1;
+                    self.answered(from, id, request, answer, outcome, refs, payload);
+                }
+                None => self.received += u64::from(mutant::is(Mutant::CountDuplicate)),
+            },
+            Message::Quiet { .. } | Message::Wave { .. } => self.handle(from, message, payload),
+            message => {
+                self.received += 1;
+                self.handle(from, message, payload);
+            }
         }
-        if !matches!(message, Message::Quiet { .. } | Message::Wave { .. }) {
-            self.received += 1;
-        }
-        self.handle(from, message, payload);
         self.settle_local();
     }
 
@@ -343,7 +351,11 @@ impl<V: Clone, P: Default> Rank<V, P> {
     fn handle(&mut self, from: u32, message: Message, payload: P) {
         match message {
             Message::Request { id, op, refs } => self.arrive(TaskId { from, request: id }, op, refs, payload, None),
-            Message::Reply { id, answer, outcome, refs } => self.answered(from, id, answer, outcome, refs, payload),
+            Message::Reply { id, answer, outcome, refs } => {
+                if let Some(request) = self.outgoing.remove(&id) {
+                    self.answered(from, id, request, answer, outcome, refs, payload);
+                }
+            }
             Message::Confirm { id } => {
                 for pin in self.reply_pins.remove(&TaskId { from, request: id }).unwrap_or_default() {
                     self.refs.unpin(pin);

@@ -7,7 +7,7 @@ impl<V: Clone, P: Default> Rank<V, P> {
         let id = self.next_request;
         self.next_request += 1;
         let context = op.tag().map(|t| t.context);
-        let pins = refs.iter().copied().filter(|&r| self.refs.send(r, to)).collect();
+        let pins = self.pin(&refs, to);
         if let Origin::Program { window: Some(bytes) } = origin {
             let outstanding = self.outstanding.entry(to).or_default();
             outstanding.0 += 1;
@@ -18,8 +18,26 @@ impl<V: Clone, P: Default> Rank<V, P> {
         id
     }
 
-    pub(super) fn answered(&mut self, from: u32, id: RequestId, answer: Answer, outcome: Result<(), Error>, refs: Vec<RefId>, payload: P) {
-        let Some(request) = self.outgoing.remove(&id) else { return };
+    /// References leave for a rank; those of third ranks among them, which must be kept until they are there.
+    pub(super) fn pin(&mut self, refs: &[RefId], to: u32) -> Vec<RefId> {
+        match refs {
+            [] => Vec::new(),
+            refs => refs.iter().copied().filter(|&id| self.refs.send(id, to)).collect(),
+        }
+    }
+
+    /// `from` answered a request that was outstanding.
+    #[expect(clippy::too_many_arguments, reason = "the parts of a reply, and what was asked")]
+    pub(super) fn answered(
+        &mut self,
+        from: u32,
+        id: RequestId,
+        request: Outgoing,
+        answer: Answer,
+        outcome: Result<(), Error>,
+        refs: Vec<RefId>,
+        payload: P,
+    ) {
         let reply = TaskId { from, request: id };
         let third = refs.iter().any(|r| r.owner != self.me && r.owner != from);
         let mut unconfirmed = 0;

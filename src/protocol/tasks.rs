@@ -1,5 +1,7 @@
 //! Requests of other ranks (and of this one to itself): how they arrive, wait, run, and are answered.
 
+use std::collections::hash_map::Entry;
+
 use smallvec::SmallVec;
 
 use super::*;
@@ -35,7 +37,7 @@ impl<V: Clone, P: Default> Rank<V, P> {
         let incoming = Incoming {
             stage: Stage::Running(self.now),
             creates,
-            turn: Turn::None,
+            turn: gate.turn,
             gradients_of: gate.gradients_of,
             new_child: matches!(met, Ok(true)),
             unconfirmed,
@@ -44,28 +46,28 @@ impl<V: Clone, P: Default> Rank<V, P> {
         if let Some(error) = met.err().or(refused) {
             return self.refuse(task, error, refs);
         }
-        let mut waits = 0;
-        let wanted = match &op {
+        let waits = self.park(task, &op, &refs);
+        if waits > 0
+            && let Some(incoming) = self.incoming.get_mut(&task)
+        {
+            incoming.stage = Stage::Parked(waits, Box::new((op, refs, payload)));
+            return;
+        }
+        self.launch(task, op, refs, payload);
+    }
+
+    /// Lets a request wait for the values of this rank that it needs; how many are still being made.
+    fn park(&mut self, task: TaskId, op: &Op, refs: &[RefId]) -> usize {
+        let wanted = match op {
             Op::Fetch { value, .. } => Some(*value),
+            _ if refs.is_empty() => return 0,
             _ => None,
         };
         let local = refs.iter().filter(|r| r.owner == self.me).map(|r| r.value);
         let mut values: SmallVec<[ValueId; 8]> = local.chain(wanted).collect();
         values.sort_unstable();
         values.dedup();
-        for value in values {
-            if self.refs.park(value, task) {
-                waits += 1;
-            }
-        }
-        if let Some(incoming) = self.incoming.get_mut(&task) {
-            incoming.turn = gate.turn;
-            if waits > 0 {
-                incoming.stage = Stage::Parked(waits, Box::new((op, refs, payload)));
-                return;
-            }
-        }
-        self.launch(task, op, refs, payload);
+        values.into_iter().filter(|&value| self.refs.park(value, task)).count()
     }
 
     pub(super) fn unpark(&mut self, task: TaskId) {
@@ -102,13 +104,11 @@ impl<V: Clone, P: Default> Rank<V, P> {
                 {
                     return self.refuse(task, error, refs);
                 }
-                let context = context.map(|tag| Tag {
-                    context: if mutant::is(Mutant::MixContexts) {
-                        self.contexts.another(tag.context)
-                    } else {
-                        tag.context
-                    },
-                    ..tag
+                let context = context.map(|mut tag| {
+                    if mutant::is(Mutant::MixContexts) {
+                        tag.context = self.contexts.another(tag.context);
+                    }
+                    tag
                 });
                 let work = Work::Call {
                     function,
@@ -139,10 +139,8 @@ impl<V: Clone, P: Default> Rank<V, P> {
         }
     }
 
+    /// Hands work to the driver. Its stage says so already.
     pub(super) fn run(&mut self, task: TaskId, work: Work<V, P>) {
-        if let Some(incoming) = self.incoming.get_mut(&task) {
-            incoming.stage = Stage::Running(self.now);
-        }
         self.actions.push(Action::Run { task, work });
     }
 
@@ -163,7 +161,10 @@ impl<V: Clone, P: Default> Rank<V, P> {
     }
 
     pub(super) fn answer_with(&mut self, task: TaskId, answer: Answer, outcome: Result<(), Error>, refs: Vec<RefId>, payload: P) {
-        let Some(incoming) = self.incoming.get_mut(&task) else { return };
+        let Entry::Occupied(mut entry) = self.incoming.entry(task) else {
+            return;
+        };
+        let incoming = entry.get_mut();
         if incoming.unconfirmed > 0 {
             // References in the reply are alive: the driver holds a handle on each until the reply has gone.
             for &id in &refs {
@@ -178,8 +179,8 @@ impl<V: Clone, P: Default> Rank<V, P> {
             return;
         }
         let new_child = incoming.new_child;
-        self.incoming.remove(&task);
-        let pins: Vec<RefId> = refs.iter().copied().filter(|&id| self.refs.send(id, task.from)).collect();
+        entry.remove();
+        let pins = self.pin(&refs, task.from);
         if !pins.is_empty() {
             self.reply_pins.insert(task, pins);
         }

@@ -79,6 +79,7 @@ pub(crate) enum Manner {
 }
 
 impl Caller {
+    #[inline]
     fn window(&self, manner: Manner) -> Windowed {
         match self.window {
             Windowed::Bypass => Windowed::Bypass,
@@ -90,7 +91,8 @@ impl Caller {
     }
 
     /// The mark of the context on a message that takes `encoded` along; notes the tensors that leave.
-    fn tag(&self, recorded: Recorded, encoded: &mut Encoded, name: impl FnOnce() -> String) -> Result<Option<Tag>> {
+    #[inline]
+    fn tag(&self, recorded: Recorded, encoded: &mut Encoded, name: impl FnOnce() -> String) -> Result<Option<Box<Tag>>> {
         let noted = match recorded {
             Recorded::Never => false,
             Recorded::WithGradients => grad_enabled(),
@@ -107,14 +109,15 @@ impl Caller {
         } else {
             0
         };
-        Ok(Some(Tag {
+        Ok(Some(Box::new(Tag {
             context,
             low,
             path: recorder.frame.next_path(),
             crossing,
-        }))
+        })))
     }
 
+    #[inline]
     fn note(&self, recorder: &Recorder, encoded: &mut Encoded, name: impl FnOnce() -> String) -> Option<CrossingId> {
         if encoded.edges.is_empty() {
             return None;
@@ -122,10 +125,12 @@ impl Caller {
         Some(recorder.recording.send(std::mem::take(&mut encoded.edges), name()))
     }
 
+    #[inline]
     fn records(&self) -> bool {
         self.recorder.is_some() && grad_enabled()
     }
 
+    #[inline]
     fn send(&self, to: u32, op: Op, encoded: Encoded, operation: &'static str, manner: Manner, creates: bool) -> Result<Call> {
         let sent = match &op {
             Op::Call { context: Some(tag), .. } | Op::Fetch { context: Some(tag), .. } => tag.crossing,
@@ -203,6 +208,7 @@ impl Caller {
     }
 
     /// Encodes the result of a function that this caller's scope ran, as an answer to `to`.
+    #[inline]
     pub(crate) fn encode_result(
         &self,
         to: u32,
@@ -221,6 +227,7 @@ impl Caller {
 }
 
 impl Call {
+    #[inline]
     fn waiting(&self) -> Waiting {
         Waiting {
             request: self.request,
@@ -230,6 +237,7 @@ impl Call {
         }
     }
 
+    #[inline]
     pub(crate) fn wait(&self) -> Result<Reply> {
         self.runtime.wait(&self.slot, &self.waiting())
     }
@@ -245,6 +253,7 @@ impl Call {
     }
 
     /// The payload of an answer, or the owner's error with its rank.
+    #[inline]
     pub(crate) fn delivered(&self, reply: Reply) -> Result<Delivered> {
         reply.map_err(|source| {
             if let (Some(recorder), Some(id)) = (&self.recorder, self.sent) {
@@ -268,6 +277,14 @@ impl Call {
 
     pub(crate) fn decode<T: DeserializeOwned>(&self, reply: Reply) -> Result<T> {
         self.delivered(reply)?.decode()
+    }
+
+    /// The result. Blocks until it is there.
+    pub(crate) fn result<T: DeserializeOwned>(self) -> Result<T> {
+        let reply = self.wait()?;
+        let result = self.decode(reply);
+        Slot::keep(self.slot);
+        result
     }
 }
 
@@ -325,7 +342,9 @@ pub trait Calls {
     /// What the function returned, as [`ErrorKind::Remote`]; [`ErrorKind::Panic`] if it panicked; [`ErrorKind::Timeout`] without a sign of life for the
     /// default time; [`ErrorKind::UnknownRank`]; [`ErrorKind::ContextReleased`]; [`ErrorKind::ShutDown`] after `finish`.
     fn call<A, R: DeserializeOwned>(&self, to: u32, f: impl FnOnce() -> Remote<A, R>, arguments: impl Arguments<A>) -> Result<R> {
-        Future::of_call(self.caller().invoke(to, f(), |bytes| arguments.encode(bytes), Manner::Waits)?).wait()
+        self.caller()
+            .invoke(to, f(), |bytes| arguments.encode(bytes), Manner::Waits)?
+            .result()
     }
 
     /// Runs a function on a rank; the future gives its result. Targeted; blocks only while the window to the rank is full.
@@ -476,7 +495,9 @@ pub trait Calls {
         f: impl FnOnce() -> Remote<On<T, A>, R>,
         arguments: impl Arguments<A>,
     ) -> Result<R> {
-        Future::of_call(self.caller().invoke(rref.owner(), f(), on(rref, &arguments), Manner::Waits)?).wait()
+        self.caller()
+            .invoke(rref.owner(), f(), on(rref, &arguments), Manner::Waits)?
+            .result()
     }
 
     /// As [`call_mut`](Self::call_mut); the future gives the result.

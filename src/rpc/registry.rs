@@ -63,6 +63,7 @@ impl Registration {
     }
 
     /// Runs it; its result is to be kept here, or encoded for the caller.
+    #[inline]
     pub(crate) fn run(&self, scope: &Scope, arguments: Incoming, main: Option<&mut dyn Any>, keep: bool) -> Result<Given> {
         (self.run)(scope, arguments, main, keep)
     }
@@ -109,6 +110,7 @@ impl<A, R> Remote<A, R> {
         self.registration.path
     }
 
+    #[inline]
     pub(crate) fn id(&self) -> Result<u32> {
         sorted();
         match self.registration.id.load(Ordering::Relaxed) {
@@ -119,6 +121,7 @@ impl<A, R> Remote<A, R> {
 }
 
 /// All functions, sorted by path and signature: the place is the id.
+#[inline]
 fn sorted() -> &'static [&'static Registration] {
     static SORTED: OnceLock<Vec<&'static Registration>> = OnceLock::new();
     SORTED.get_or_init(|| {
@@ -135,6 +138,7 @@ fn sorted() -> &'static [&'static Registration] {
 ///
 /// # Errors
 /// [`ErrorKind::Decode`] if there is none: the caller's binary is another one.
+#[inline]
 pub(crate) fn get(id: u32) -> Result<&'static Registration> {
     sorted()
         .get(id as usize)

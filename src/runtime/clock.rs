@@ -57,11 +57,13 @@ impl Ticks {
         Ticks(now())
     }
 
+    #[inline]
     pub(super) fn elapsed(&self) -> Duration {
         now().saturating_sub(self.0)
     }
 }
 
+#[inline]
 fn now() -> Duration {
     let now = clock_gettime(ClockId::MonotonicCoarse);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)

@@ -2,14 +2,28 @@
 
 use super::*;
 
+/// What actions are carried out with.
+struct Hands<'a> {
+    frame: &'a mut Frame,
+    waiting: &'a mut FxHashMap<RequestId, Arc<Slot>>,
+    backwards: &'a mut FxHashMap<ContextId, Arc<Slot>>,
+}
+
+/// A header's memory that grew larger isn't kept.
+const LARGEST_KEPT: usize = 1 << 16;
+
 impl Runtime {
     /// Lets `event` happen to the state machine, and sends what comes of it in order. The rest is for the caller.
     pub(super) fn step<R>(self: &Arc<Self>, after: &mut After, event: impl FnOnce(&mut Core) -> R) -> Result<R> {
-        let mut core = lock(&self.core);
-        self.tell_dropped(&mut core);
+        self.step_in(&mut lock(&self.core), after, event)
+    }
+
+    /// As [`step`](Self::step), with the lock.
+    pub(super) fn step_in<R>(self: &Arc<Self>, core: &mut Core, after: &mut After, event: impl FnOnce(&mut Core) -> R) -> Result<R> {
+        self.tell_dropped(core);
         core.rank.set_now(self.ticks.elapsed());
-        let result = event(&mut core);
-        self.carry_out_all(&mut core, after)?;
+        let result = event(core);
+        self.carry_out_all(core, after)?;
         // Only now: callbacks that came of the event have been counted.
         let ending = core.rank.is_ending();
         if ending != self.ending.load(Ordering::Relaxed) {
@@ -17,24 +31,32 @@ impl Runtime {
         }
         if ending {
             // An answer that nobody took may have held references.
-            self.tell_dropped(&mut core);
-            self.carry_out_all(&mut core, after)?;
+            self.tell_dropped(core);
+            self.carry_out_all(core, after)?;
             core.rank.advance_end(self.callbacks.load(Ordering::SeqCst) > 0);
-            self.carry_out_all(&mut core, after)?;
+            self.carry_out_all(core, after)?;
             self.ending.store(core.rank.is_ending(), Ordering::SeqCst);
         }
         Ok(result)
     }
 
     fn carry_out_all(self: &Arc<Self>, core: &mut Core, after: &mut After) -> Result<()> {
-        let mut actions = std::mem::take(&mut core.actions);
-        core.rank.swap_actions(&mut actions);
-        let done = actions.drain(..).try_for_each(|action| self.carry_out(core, action, after));
-        core.actions = actions;
+        let Core {
+            rank,
+            actions,
+            frame,
+            waiting,
+            backwards,
+        } = core;
+        rank.swap_actions(actions);
+        let mut hands = Hands { frame, waiting, backwards };
+        let done = actions.iter_mut().try_for_each(|action| self.carry_out(&mut hands, action, after));
+        actions.clear();
         done
     }
 
     /// Tells the state machine which handles were dropped.
+    #[inline]
     fn tell_dropped(&self, core: &mut Core) {
         if self.any_dropped.load(Ordering::Relaxed) && self.any_dropped.swap(false, Ordering::SeqCst) {
             for id in std::mem::take(&mut *lock(&self.dropped)) {
@@ -43,18 +65,31 @@ impl Runtime {
         }
     }
 
-    pub(super) fn carry_out(self: &Arc<Self>, core: &mut Core, mut action: Action<Value, Payload>, after: &mut After) -> Result<()> {
+    #[inline]
+    fn carry_out(self: &Arc<Self>, core: &mut Hands<'_>, action: &mut Action<Value, Payload>, after: &mut After) -> Result<()> {
         match action {
             // Taken apart where it is, as it is large.
-            Action::Send {
-                to,
-                ref message,
-                ref mut payload,
-            } => {
-                let header = wire::header(message, payload)?;
-                let segments = std::mem::take(&mut payload.segments);
-                self.transport.send(to, crate::transport::Frame { header, segments })?;
+            Action::Send { to, message, payload } => {
+                let frame = &mut *core.frame;
+                wire::header(message, payload, &mut frame.header)?;
+                frame.segments = std::mem::take(&mut payload.segments);
+                self.transport.send(*to, frame)?;
+                frame.header.shrink_to(LARGEST_KEPT);
+                Ok(())
             }
+            action => {
+                let action = std::mem::replace(action, Action::Led { error: None });
+                self.carry_out_here(core, action, after);
+                Ok(())
+            }
+        }
+    }
+
+    /// Carries out what isn't a message.
+    #[inline]
+    fn carry_out_here(self: &Arc<Self>, core: &mut Hands<'_>, action: Action<Value, Payload>, after: &mut After) {
+        match action {
+            Action::Send { .. } => {}
             Action::Run { task, work } => {
                 let (on_main, heavy, handles) = match &work {
                     Work::Call {
@@ -109,10 +144,10 @@ impl Runtime {
                         after.awaited = true;
                         if let Some((callback, reply)) = slot.complete(reply) {
                             self.callbacks.fetch_add(1, Ordering::SeqCst);
-                            after.calls.push(Box::new(move || callback(reply)));
+                            after.rest.push(Rest::Call(Box::new(move || callback(reply))));
                         }
                     }
-                    None => after.replies.push(reply),
+                    None => after.rest.push(Rest::Reply(Box::new(reply))),
                 }
             }
             Action::BackwardDone { context, result } => {
@@ -121,13 +156,13 @@ impl Runtime {
                     slot.complete(result.map(|()| Delivered::default()));
                 }
             }
-            Action::Forget { context } => after.forget.push(context),
+            Action::Forget { context } => after.rest.push(Rest::Forget(context)),
             // A user's `drop` may take its time, make calls, or panic: not on the thread that polls.
             Action::Garbage { values } if !values.iter().all(|v| self.executor.drops_at_once(v)) => {
                 self.callbacks.fetch_add(1, Ordering::SeqCst);
-                after.calls.push(Box::new(move || drop(values)));
+                after.rest.push(Rest::Call(Box::new(move || drop(values))));
             }
-            Action::Garbage { values } => after.values.push(values),
+            Action::Garbage { values } => after.rest.push(Rest::Values(values)),
             Action::Report { request, status } => {
                 if let Some(slot) = core.waiting.get(&request) {
                     slot.report(status);
@@ -140,28 +175,32 @@ impl Runtime {
                 after.awaited = true;
             }
         }
-        Ok(())
     }
 
+    #[inline]
     pub(super) fn custody(self: &Arc<Self>, refs: &[RefId]) -> Vec<(RefId, Handle)> {
-        refs.iter().map(|&id| (id, self.executor.handle(self, id))).collect()
+        match refs {
+            [] => Vec::new(),
+            refs => refs.iter().map(|&id| (id, self.executor.handle(self, id))).collect(),
+        }
     }
 
     /// Does what needs no lock; leaves the work.
+    #[inline]
     pub(super) fn settle(self: &Arc<Self>, after: &mut After) {
         if std::mem::take(&mut after.awaited) {
             self.wake_leader();
         }
-        if after.is_settled() {
+        if after.rest.is_empty() {
             return;
         }
-        after.replies.clear();
-        after.values.clear();
-        for context in after.forget.drain(..) {
-            self.executor.forget(context);
-        }
-        for call in after.calls.drain(..) {
-            self.run_callback(call);
+        for rest in after.rest.drain(..) {
+            match rest {
+                Rest::Call(call) => self.run_callback(call),
+                Rest::Forget(context) => self.executor.forget(context),
+                Rest::Reply(reply) => drop(reply),
+                Rest::Values(values) => drop(values),
+            }
         }
     }
 
@@ -214,6 +253,7 @@ impl Runtime {
         Ok(moved)
     }
 
+    #[inline]
     fn receive_all(self: &Arc<Self>, inbox: &mut Vec<(u32, Delivery)>, after: &mut After) -> Result<()> {
         for (from, delivery) in inbox.drain(..) {
             let (header, segments, refused) = match delivery {
@@ -244,6 +284,7 @@ impl Runtime {
         Ok(())
     }
 
+    #[inline]
     pub(super) fn ending(&self) -> bool {
         self.ending.load(Ordering::SeqCst)
     }

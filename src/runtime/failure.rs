@@ -22,18 +22,21 @@ thread_local! {
 pub(crate) struct Catching(());
 
 /// Enters such a region.
+#[inline]
 pub(crate) fn catching() -> Catching {
     CATCHING.set(CATCHING.get() + 1);
     Catching(())
 }
 
 impl Drop for Catching {
+    #[inline]
     fn drop(&mut self) {
         CATCHING.set(CATCHING.get() - 1);
     }
 }
 
 /// Whether this thread runs a user's function for another rank.
+#[inline]
 pub(crate) fn is_catching() -> bool {
     CATCHING.get() > 0
 }
@@ -91,6 +94,7 @@ impl Runtime {
     }
 
     /// Whether a rank was lost, so that no wait will end.
+    #[inline]
     pub(super) fn is_lost(&self) -> bool {
         self.loss.get().is_some()
     }

@@ -31,21 +31,19 @@ pub(crate) enum Rest {
 
 /// What the holder of the role does after a poll.
 #[derive(Debug)]
-pub(crate) enum Next<W> {
+pub(crate) enum Next {
     /// Polls again.
     Again,
     /// Leaves the role to whoever wants it, and tries to take it again.
     StandBack,
-    /// Leaves the role, and runs this.
-    Run(W),
+    /// Leaves the role, and runs what it has found.
+    Run,
     /// Rests, as nothing moves.
     Rest,
 }
 
 /// What a thread waits for, and does while it holds the role.
 pub(crate) trait Duty {
-    /// Work that it runs itself.
-    type Work;
     /// What ends its turn early.
     type Error;
 
@@ -56,9 +54,9 @@ pub(crate) trait Duty {
     /// This thread is about to sleep until another one that polls wakes it: it must be known there who it is. Asked whether it is done once more after it.
     fn expect_wake(&self);
     /// Polls. Only the holder of the role is asked to.
-    fn poll(&mut self) -> Result<Next<Self::Work>, Self::Error>;
-    /// Does work. The role has been left.
-    fn run(&mut self, work: Self::Work) -> Result<(), Self::Error>;
+    fn poll(&mut self) -> Result<Next, Self::Error>;
+    /// Does the work that the last poll found. The role has been left.
+    fn run(&mut self) -> Result<(), Self::Error>;
     /// How long it may rest with the role in hand, or while another thread polls.
     fn rest(&self) -> Duration;
     /// How long it may doze; `quiet` if it has just seen that nothing moves.
@@ -117,10 +115,10 @@ impl Handover {
                     self.leave(bell);
                     leading = false;
                 }
-                Ok(Next::Run(work)) => {
+                Ok(Next::Run) => {
                     self.leave(bell);
                     leading = false;
-                    if let Err(e) = duty.run(work) {
+                    if let Err(e) = duty.run() {
                         break Err(e);
                     }
                 }
@@ -146,6 +144,7 @@ impl Handover {
         result
     }
 
+    #[inline]
     fn take(&self) -> bool {
         !self.taken.load(Ordering::Relaxed)
             && self
@@ -155,6 +154,7 @@ impl Handover {
     }
 
     /// Leaves the polling role vacant. A thread that waits takes it; if there is none, a sender will ring, which wakes a thread that dozes.
+    #[inline]
     fn leave(&self, bell: &(impl Bell + ?Sized)) {
         self.taken.store(false, Ordering::SeqCst);
         // In the one order of all: a follower that this doesn't see will see the role vacant.
@@ -166,6 +166,7 @@ impl Handover {
         }
     }
 
+    #[inline]
     fn is_anyone_following(&self) -> bool {
         self.following.load(Ordering::SeqCst) > 0
     }
@@ -199,11 +200,13 @@ impl Handover {
     }
 
     /// Whether a thread dozes that a sender would wake.
+    #[inline]
     pub(crate) fn is_anyone_dozing(&self) -> bool {
         self.dozing.load(Ordering::SeqCst) > 0
     }
 
     /// Something happened on this rank that the leader may wait for: ends its sleep.
+    #[inline]
     pub(crate) fn notify(&self, bell: &(impl Bell + ?Sized)) {
         if self.asleep.load(Ordering::SeqCst) {
             bell.wake();
@@ -225,6 +228,7 @@ impl Latch {
         self.waiter.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    #[inline]
     pub(crate) fn is_set(&self) -> bool {
         self.set.load(Ordering::SeqCst)
     }
@@ -235,6 +239,7 @@ impl Latch {
         self.expected.store(true, Ordering::SeqCst);
     }
 
+    #[inline]
     pub(crate) fn set(&self) {
         // Before the looks at who waits and at whether the leader sleeps, in the one order of all that they take part in.
         self.set.store(true, Ordering::SeqCst);

@@ -58,6 +58,7 @@ impl Runtime {
     }
 
     /// Whether a call of the host's keeps ours from MPI; logs it, once, if it takes long.
+    #[inline]
     pub(super) fn host_calls(&self) -> bool {
         let active = self.host.active.load(Ordering::SeqCst);
         if active {

@@ -30,7 +30,7 @@ use crate::protocol::{
 };
 use crate::queue::Queue;
 use crate::tensor::DType;
-use crate::transport::{Delivery, Landing, Loss, Transport};
+use crate::transport::{Delivery, Frame, Landing, Loss, Transport};
 use crate::wire::{self, Delivered, Handle, Payload};
 use crate::{Error, ErrorKind, Result};
 
@@ -100,6 +100,8 @@ struct Core {
     rank: Rank<Value, Payload>,
     /// What came of the last event; kept for its memory.
     actions: Vec<Action<Value, Payload>>,
+    /// The last frame that left; kept for its memory.
+    frame: Frame,
     waiting: FxHashMap<RequestId, Arc<Slot>>,
     backwards: FxHashMap<ContextId, Arc<Slot>>,
 }
@@ -108,21 +110,20 @@ struct Core {
 #[derive(Default)]
 struct After {
     todos: Vec<Todo>,
-    calls: Vec<Box<dyn FnOnce() + Send>>,
-    /// Replies nobody waits for.
-    replies: Vec<Reply>,
-    /// Values nobody holds.
-    values: Vec<Vec<Value>>,
-    forget: Vec<ContextId>,
+    rest: Vec<Rest>,
     /// Something happened that a thread of this rank may wait for.
     awaited: bool,
 }
 
-impl After {
-    /// Whether nothing is left but work.
-    fn is_settled(&self) -> bool {
-        self.calls.is_empty() && self.replies.is_empty() && self.values.is_empty() && self.forget.is_empty()
-    }
+/// What is to be done beside work, and is mostly little.
+enum Rest {
+    /// Runs a callback that has been counted.
+    Call(Box<dyn FnOnce() + Send>),
+    /// Drops a reply nobody waits for.
+    Reply(Box<Reply>),
+    /// Drops values nobody holds.
+    Values(Vec<Value>),
+    Forget(ContextId),
 }
 
 /// What a program keeps on its rank, by type.
@@ -173,6 +174,7 @@ impl std::fmt::Debug for Runtime {
     }
 }
 
+#[inline]
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -202,6 +204,7 @@ impl Runtime {
             core: Mutex::new(Core {
                 rank: Rank::new(me, size, window),
                 actions: Vec::new(),
+                frame: Frame::default(),
                 waiting: FxHashMap::default(),
                 backwards: FxHashMap::default(),
             }),
@@ -267,10 +270,12 @@ impl Runtime {
         }
     }
 
+    #[inline]
     pub(crate) fn rank(&self) -> u32 {
         self.transport.rank()
     }
 
+    #[inline]
     pub(crate) fn size(&self) -> u32 {
         self.transport.size()
     }
@@ -280,10 +285,12 @@ impl Runtime {
     }
 
     /// Whether the world has ended, so that nothing can be asked of it.
+    #[inline]
     pub(crate) fn is_finished(&self) -> bool {
         self.finished.load(Ordering::SeqCst)
     }
 
+    #[inline]
     pub(crate) fn check_alive(&self, operation: &str) -> Result<()> {
         if self.is_finished() {
             Err(ErrorKind::ShutDown {
@@ -295,6 +302,7 @@ impl Runtime {
         }
     }
 
+    #[inline]
     pub(crate) fn check_rank(&self, operation: &str, rank: u32) -> Result<()> {
         if rank < self.size() {
             return Ok(());

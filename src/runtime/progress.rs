@@ -103,7 +103,6 @@ struct Wait<'a> {
 }
 
 impl Duty for Wait<'_> {
-    type Work = Todo;
     type Error = Error;
 
     fn is_done(&self) -> bool {
@@ -126,7 +125,7 @@ impl Duty for Wait<'_> {
         (self.expect_wake)();
     }
 
-    fn poll(&mut self) -> Result<Next<Todo>> {
+    fn poll(&mut self) -> Result<Next> {
         let runtime = self.runtime;
         let moved = runtime.poll(&mut self.inbox, &mut self.after)?;
         self.stirred |= moved;
@@ -137,15 +136,12 @@ impl Duty for Wait<'_> {
         {
             runtime.spin.slept(since.elapsed());
         }
-        if !self.after.todos.is_empty()
-            && let Some(mine) = runtime.share_out(&mut self.after.todos, self.permission)
-        {
-            self.quiet_since = None;
-            if runtime.is_heard_without_me() {
-                return Ok(Next::Run(mine));
+        if !self.after.todos.is_empty() {
+            runtime.share_out(&mut self.after.todos, self.permission);
+            if !self.after.todos.is_empty() {
+                self.quiet_since = None;
+                return Ok(Next::Run);
             }
-            runtime.push_to_pool(mine);
-            return Ok(Next::Again);
         }
         if moved {
             self.quiet_since = None;
@@ -195,8 +191,8 @@ impl Duty for Wait<'_> {
         Ok(Next::Again)
     }
 
-    fn run(&mut self, work: Todo) -> Result<()> {
-        self.runtime.run(work, None)
+    fn run(&mut self) -> Result<()> {
+        self.after.todos.pop().map_or(Ok(()), |work| self.runtime.run(work, None))
     }
 
     fn rest(&self) -> Duration {
@@ -214,6 +210,7 @@ impl Duty for Wait<'_> {
 }
 
 impl Wait<'_> {
+    #[inline]
     fn tick(&self) -> Duration {
         let tick = self.runtime.pace.tick;
         let quiet = self.quiet_since.is_some_and(|since| self.now - since > QUIET);
@@ -282,37 +279,40 @@ impl Runtime {
         result
     }
 
-    /// Picks what this thread runs itself; hands the rest to the pool.
-    fn share_out(self: &Arc<Self>, todos: &mut Vec<Todo>, permission: Permission) -> Option<Todo> {
-        let mut mine = None;
-        let alone = todos.len() == 1 && permission == Permission::Everything && self.is_heard_without_me();
-        for todo in todos.drain(..) {
-            let allowed = match (permission, &todo) {
-                (_, Todo::OnMain { .. }) => {
-                    self.push_main(todo);
-                    continue;
+    /// Hands work to the pool; leaves one piece at most, which this thread runs itself.
+    fn share_out(self: &Arc<Self>, todos: &mut Vec<Todo>, permission: Permission) {
+        let is_mine = |todo: &Todo| match (permission, todo) {
+            (Permission::Everything, Todo::Task { heavy, .. }) => !heavy,
+            (Permission::Everything, Todo::Engine { .. }) => true,
+            (Permission::Engine(mine), Todo::Engine { context, .. }) => mine == *context,
+            _ => false,
+        };
+        // Of several only what it waits for: others may be as long.
+        let mine = match permission {
+            Permission::Everything if todos.len() > 1 => None,
+            _ => todos.iter().position(is_mine),
+        };
+        match mine.filter(|_| self.is_heard_without_me()) {
+            Some(0) if todos.len() == 1 => {}
+            mine => {
+                let mine = mine.map(|place| todos.remove(place));
+                for todo in todos.drain(..) {
+                    self.hand_over(todo);
                 }
-                (Permission::Everything, Todo::Task { heavy, .. }) => alone && !heavy,
-                (Permission::Everything, Todo::Engine { .. }) => alone,
-                (Permission::Engine(mine), Todo::Engine { context, .. }) => mine == *context,
-                _ => false,
-            };
-            if allowed && mine.is_none() {
-                mine = Some(todo);
-            } else {
-                self.push_to_pool(todo);
+                todos.extend(mine);
             }
         }
-        mine
     }
 
     /// Something happened on this rank that the leader may wait for: ends its sleep.
+    #[inline]
     pub(super) fn wake_leader(&self) {
         self.progress.handover.notify(&*self.transport);
     }
 
     /// Whether another thread would hear a sender ring while this one runs a function, however long that takes. If there is only one service
     /// thread yet, starts the other.
+    #[inline]
     fn is_heard_without_me(self: &Arc<Self>) -> bool {
         if self.progress.handover.is_anyone_dozing() {
             return true;

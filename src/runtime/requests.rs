@@ -59,46 +59,26 @@ impl Runtime {
         } = request;
         let size = encoded.payload.size();
         let counted = (window != Windowed::Bypass).then_some(size);
-        let windowed = window != Windowed::Bypass && to != self.rank();
-        let (slot, handles) = (Slot::new(), encoded.handles);
-        let mut parts = Some((op, encoded.refs, encoded.payload));
+        let slot = Slot::new();
         let mut after = After::default();
-        let (id, created) = loop {
-            let sent = self.step(&mut after, |core| {
-                if windowed && !core.rank.window_is_open(to, size) {
-                    return None;
-                }
-                let (mut op, refs, payload) = parts.take()?;
-                // In the step that sends: creations must leave in the order of their ids.
-                let created = creates.then(|| core.rank.allocate(to));
-                if let (Some(id), Op::Call { create, .. }) = (created, &mut op) {
-                    *create = Some(id.value);
-                }
-                let id = core.rank.request(to, op, refs, payload, counted);
-                core.waiting.insert(id, Arc::clone(&slot));
-                Some((id, created))
-            })?;
-            if let Some((id, created)) = sent {
-                break (id, created);
-            }
-            self.settle(&mut after);
-            for todo in after.todos.drain(..) {
-                self.hand_over(todo);
-            }
-            if window == Windowed::Refuse {
-                let (requests, bytes) = lock(&self.core).rank.outstanding(to);
-                return Err(ErrorKind::WindowFull {
-                    operation: operation.into(),
-                    rank: to,
-                    requests,
-                    bytes,
-                }
-                .into());
-            }
-            let open = || lock(&self.core).rank.window_is_open(to, size);
-            self.wait_for_room(to, &open, operation, limit)?;
+        let mut core = match window {
+            _ if to == self.rank() => lock(&self.core),
+            Windowed::Bypass => lock(&self.core),
+            _ => self.lock_with_room(to, size, window, operation, limit)?,
         };
-        drop(handles);
+        let (id, created) = self.step_in(&mut core, &mut after, |core| {
+            // In the step that sends: creations must leave in the order of their ids.
+            let created = creates.then(|| core.rank.allocate(to));
+            let mut op = op;
+            if let (Some(id), Op::Call { create, .. }) = (created, &mut op) {
+                *create = Some(id.value);
+            }
+            let id = core.rank.request(to, op, encoded.refs, encoded.payload, counted);
+            core.waiting.insert(id, Arc::clone(&slot));
+            (id, created)
+        })?;
+        drop(core);
+        drop(encoded.handles);
         let own = TaskId {
             from: self.rank(),
             request: id,
@@ -116,6 +96,36 @@ impl Runtime {
             }
         }
         Ok(Requested { id, slot, created })
+    }
+
+    /// The lock on the core once there is room in the window to a rank; or an error, if it mustn't wait for that.
+    fn lock_with_room(
+        self: &Arc<Self>,
+        to: u32,
+        size: usize,
+        window: Windowed,
+        operation: &str,
+        limit: Option<Limit>,
+    ) -> Result<MutexGuard<'_, Core>> {
+        loop {
+            let core = lock(&self.core);
+            if core.rank.window_is_open(to, size) {
+                return Ok(core);
+            }
+            if window == Windowed::Refuse {
+                let (requests, bytes) = core.rank.outstanding(to);
+                return Err(ErrorKind::WindowFull {
+                    operation: operation.into(),
+                    rank: to,
+                    requests,
+                    bytes,
+                }
+                .into());
+            }
+            drop(core);
+            let open = || lock(&self.core).rank.window_is_open(to, size);
+            self.wait_for_room(to, &open, operation, limit)?;
+        }
     }
 
     /// Waits for room in the window to a rank: as [`wait`](Self::wait), for the oldest of the requests that fill it.

@@ -30,12 +30,14 @@ impl std::fmt::Debug for Alarm {
 
 impl Alarm {
     /// For the current thread.
+    #[inline]
     pub(crate) fn new() -> Arc<Self> {
         let alarm = Arc::<Self>::default();
         alarm.0.wait_here();
         alarm
     }
 
+    #[inline]
     pub(crate) fn has_rung(&self) -> bool {
         self.0.is_set()
     }
@@ -69,11 +71,13 @@ impl std::fmt::Debug for Slot {
 }
 
 impl Slot {
+    #[inline]
     pub(crate) fn new() -> Arc<Self> {
         SPARE.take().unwrap_or_default()
     }
 
     /// Keeps one whose answer was taken for the thread's next request.
+    #[inline]
     pub(crate) fn keep(mut slot: Arc<Self>) {
         if let Some(used) = Arc::get_mut(&mut slot) {
             *used = Slot::default();
@@ -81,15 +85,18 @@ impl Slot {
         }
     }
 
+    #[inline]
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    #[inline]
     pub(crate) fn is_done(&self) -> bool {
         self.done.is_set()
     }
 
     /// Puts the answer in; returns the callback to run with it, if there is one.
+    #[inline]
     pub(crate) fn complete(&self, reply: Reply) -> Option<(Callback, Reply)> {
         let mut state = self.state();
         let alarm = state.alarm.take().filter(|_| reply.is_err());
@@ -109,6 +116,7 @@ impl Slot {
     }
 
     /// Takes the answer.
+    #[inline]
     pub(crate) fn take(&self) -> Option<Reply> {
         self.state().reply.take()
     }

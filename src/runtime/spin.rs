@@ -31,10 +31,12 @@ impl Spin {
     }
 
     /// Whether a spinner keeps no other rank from running.
+    #[inline]
     pub(super) fn is_harmless(&self) -> bool {
         self.own_core
     }
 
+    #[inline]
     pub(super) fn limit(&self) -> Duration {
         Duration::from_nanos(self.now.load(Ordering::Relaxed))
     }

@@ -19,9 +19,8 @@ impl Runtime {
 
     /// Does a piece of work on this thread, and what follows from it.
     pub(super) fn run(self: &Arc<Self>, todo: Todo, mut main: Option<&mut dyn Any>) -> Result<()> {
-        let mut next = Some(todo);
-        while let Some(todo) = next.take() {
-            let mut after = After::default();
+        let (mut todo, mut after) = (todo, After::default());
+        loop {
             match todo {
                 Todo::Task { task, job, .. } | Todo::OnMain { task, job } => {
                     let Done { outcome, handles } = self.executor.execute(self, job, main.as_deref_mut());
@@ -40,14 +39,15 @@ impl Runtime {
                 }
             }
             self.settle(&mut after);
-            let mut todos = after.todos;
-            if todos.len() == 1 && !matches!(todos[0], Todo::OnMain { .. }) {
-                next = todos.pop();
-            }
-            for todo in todos {
-                self.hand_over(todo);
-            }
+            todo = match after.todos.pop() {
+                None => return Ok(()),
+                Some(next @ (Todo::Task { .. } | Todo::Engine { .. })) if after.todos.is_empty() => next,
+                Some(last) => {
+                    after.todos.drain(..).for_each(|todo| self.hand_over(todo));
+                    self.hand_over(last);
+                    return Ok(());
+                }
+            };
         }
-        Ok(())
     }
 }

@@ -159,7 +159,7 @@ impl Caller {
         self.recorder.is_some()
     }
 
-    fn encode(&self, function: &Function, arguments: Arguments<'_>, recorded: Recorded) -> Result<(Encoded, Option<Tag>)> {
+    fn encode(&self, function: &Function, arguments: Arguments<'_>, recorded: Recorded) -> Result<(Encoded, Option<Box<Tag>>)> {
         let Arguments { tensors, refs, ids } = arguments;
         let mut encoded = wire::encode(recorded != Recorded::Never && self.records(), |bytes| {
             wire::write(&(function, tensors, refs, ids), bytes)
@@ -168,7 +168,7 @@ impl Caller {
         Ok((encoded, tag))
     }
 
-    fn tag(&self, recorded: Recorded, encoded: &mut Encoded) -> Result<Option<Tag>> {
+    fn tag(&self, recorded: Recorded, encoded: &mut Encoded) -> Result<Option<Box<Tag>>> {
         let Some(recorder) = self.recorder.as_ref().filter(|_| recorded != Recorded::Never) else {
             return Ok(None);
         };
@@ -182,12 +182,12 @@ impl Caller {
             low
         };
         let crossing = self.note(recorder, encoded);
-        Ok(Some(Tag {
+        Ok(Some(Box::new(Tag {
             context,
             low,
             path: recorder.frame.next_path(),
             crossing,
-        }))
+        })))
     }
 
     fn note(&self, recorder: &Recorder, encoded: &mut Encoded) -> Option<CrossingId> {

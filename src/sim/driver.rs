@@ -276,10 +276,10 @@ impl World {
     }
 
     fn send(&mut self, from: u32, to: u32, message: &Message, mut payload: Payload) {
-        let header = match wire::header(message, &mut payload) {
-            Ok(header) => header,
-            Err(e) => return self.checks.violate(|| format!("rank {from}: a message can't be encoded: {e}")),
-        };
+        let mut header = Vec::new();
+        if let Err(e) = wire::header(message, &mut payload, &mut header) {
+            return self.checks.violate(|| format!("rank {from}: a message can't be encoded: {e}"));
+        }
         let refs = match message {
             Message::Request { refs, .. } | Message::Reply { refs, .. } => refs.clone(),
             _ => Vec::new(),

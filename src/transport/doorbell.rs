@@ -52,6 +52,7 @@ impl Slot {
     }
 
     /// Whether more was posted than taken.
+    #[inline]
     pub(crate) fn has_more(&self) -> bool {
         self.posted.load(SeqCst) != self.taken.load(SeqCst)
     }
@@ -62,6 +63,7 @@ impl Slot {
     }
 
     /// Rings if nobody polls there, and what was sent, in a way that shows it at once, is still `unread`.
+    #[inline]
     pub(crate) fn ring_if(&self, parking: &impl Park, unread: impl FnOnce() -> bool) {
         if self.state.load(SeqCst) != POLLING && unread() {
             match self.state.swap(POLLING, SeqCst) {
@@ -110,6 +112,7 @@ impl Sleeper {
     }
 
     /// Says that nobody polls, or that somebody does; true if something has arrived.
+    #[inline]
     pub(crate) fn set_away(&self, slot: &Slot, away: bool, unread: impl FnOnce() -> bool) -> bool {
         slot.state.store(if away { AWAY } else { POLLING }, SeqCst);
         slot.has_more() || unread()

@@ -62,7 +62,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// use rankgrad::transport::{Delivery, Frame, Settings, Transport, local};
 ///
 /// let ranks = local::ranks(2, Settings::default());
-/// ranks[0].send(1, Frame { header: b"hello".to_vec(), segments: vec![] })?;
+/// ranks[0].send(1, &mut Frame { header: b"hello".to_vec(), segments: vec![] })?;
 /// let mut inbox = Vec::new();
 /// ranks[1].poll(&mut inbox)?;
 /// assert!(matches!(&inbox[..], [(0, Delivery::Frame(frame))] if frame.header == b"hello"));
@@ -121,7 +121,7 @@ impl Transport for LocalTransport {
         &self.hub.ranks
     }
 
-    fn send(&self, to: u32, mut frame: Frame) -> Result<()> {
+    fn send(&self, to: u32, frame: &mut Frame) -> Result<()> {
         self.open("send")?;
         let Some(post) = self.hub.posts.get(to as usize) else {
             return Err(ErrorKind::UnknownRank {
@@ -139,7 +139,7 @@ impl Transport for LocalTransport {
             self.bytes.fetch_add(frame.header.len() as u64 + frame.segment_bytes(), SeqCst);
         }
         post.slot.post();
-        lock(&post.queue).push_back((self.rank, frame));
+        lock(&post.queue).push_back((self.rank, std::mem::take(frame)));
         post.slot.ring(&post.parking);
         Ok(())
     }
@@ -271,7 +271,7 @@ mod tests {
                     let mut next = [0u32; 3];
                     for value in 0..COUNT {
                         for &to in &peers {
-                            rank.send(to, frame(value, 3)).unwrap();
+                            rank.send(to, &mut frame(value, 3)).unwrap();
                         }
                     }
                     let mut inbox = Vec::new();
@@ -295,7 +295,7 @@ mod tests {
                     rank.close().unwrap();
                     rank.close().unwrap();
                     assert!(matches!(
-                        rank.send(0, Frame::default()).unwrap_err().kind(),
+                        rank.send(0, &mut Frame::default()).unwrap_err().kind(),
                         ErrorKind::ShutDown { .. }
                     ));
                 });
@@ -313,19 +313,19 @@ mod tests {
                 ..Settings::default()
             },
         );
-        ranks[0].send(0, frame(1, 13)).unwrap();
-        ranks[0].send(0, frame(2, 12)).unwrap();
+        ranks[0].send(0, &mut frame(1, 13)).unwrap();
+        ranks[0].send(0, &mut frame(2, 12)).unwrap();
         let mut inbox = Vec::new();
         ranks[0].poll(&mut inbox).unwrap();
         assert!(matches!(&inbox[0], (0, Delivery::Refused { header, bytes: 104, limit: 100 }) if header[0] == 1));
         assert!(matches!(&inbox[1], (0, Delivery::Frame(frame)) if frame.header[0] == 2));
         let mut long = frame(3, 1);
         long.header.resize(500, 3);
-        ranks[0].send(0, long).unwrap();
+        ranks[0].send(0, &mut long).unwrap();
         ranks[0].poll(&mut inbox).unwrap();
         assert!(matches!(&inbox[2], (0, Delivery::Refused { header, bytes: 508, limit: 100 }) if header[0] == 3));
         assert!(matches!(
-            ranks[0].send(1, Frame::default()).unwrap_err().kind(),
+            ranks[0].send(1, &mut Frame::default()).unwrap_err().kind(),
             ErrorKind::UnknownRank { rank: 1, size: 1, .. }
         ));
     }

@@ -95,11 +95,13 @@ pub struct Frame {
 
 impl Frame {
     /// Size of all segments in bytes.
+    #[inline]
     pub fn segment_bytes(&self) -> u64 {
         self.segments.iter().map(|segment| segment.bytes() as u64).sum()
     }
 
     /// What a receiver with this limit gets.
+    #[inline]
     pub(crate) fn within(self, limit: u64) -> Delivery {
         let (header, segments) = (self.header.len() as u64, self.segment_bytes());
         let bytes = if header > limit { header + segments } else { segments };
@@ -190,8 +192,8 @@ pub trait Transport: Send + Sync + std::fmt::Debug {
     /// Ranks on this node (this one included), ascending.
     fn node_ranks(&self) -> &[u32];
 
-    /// Starts to send a frame; order per receiver is kept. Local; blocks on nothing but the transport's own lock.
-    fn send(&self, to: u32, frame: Frame) -> Result<()>;
+    /// Starts to send a frame; order per receiver is kept. What it leaves of the frame is memory for the next one. Local; blocks on nothing but the transport's own lock.
+    fn send(&self, to: u32, frame: &mut Frame) -> Result<()>;
 
     /// Appends what has arrived, with its sender, in order; says whether anything moved. Local; never blocks.
     fn poll(&self, inbox: &mut Vec<(u32, Delivery)>) -> Result<bool>;

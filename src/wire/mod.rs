@@ -6,6 +6,7 @@
 mod gradients;
 #[cfg(feature = "faults")]
 mod kind;
+mod message;
 mod tensor;
 
 use std::any::Any;
@@ -24,9 +25,10 @@ use crate::{Error, ErrorKind, Result, spare};
 pub(crate) use gradients::{decode_gradients, encode_gradients};
 #[cfg(feature = "faults")]
 pub(crate) use kind::{KINDS, kind};
+pub(crate) use message::Recorded;
 
 /// Number of this encoding; ranks that speak different ones are refused at start.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 
 /// Keeps a reference alive; the rooms above know what it is.
 pub(crate) type Handle = Arc<dyn Any + Send + Sync>;
@@ -36,14 +38,13 @@ pub(crate) type Handle = Arc<dyn Any + Send + Sync>;
 pub(crate) struct Payload {
     pub bytes: Vec<u8>,
     pub segments: Vec<Data>,
-    /// Segments that are tensors with a gradient, in the order of their crossing's slots.
-    pub slots: Vec<u32>,
-    /// Crossings, on any rank, that the gradients of the slots reach beyond their own; `None` if that isn't known.
-    pub reach: Option<Vec<u64>>,
+    /// `None` if none of them has a gradient, as in most messages.
+    pub recorded: Option<Box<Recorded>>,
 }
 
 impl Payload {
     /// Size in bytes, as windows count it.
+    #[inline]
     pub(crate) fn size(&self) -> usize {
         self.bytes.len() + self.segments.iter().map(Data::bytes).sum::<usize>()
     }
@@ -75,7 +76,7 @@ impl Encoder {
 
 struct Decoder {
     segments: Vec<Data>,
-    slots: Vec<u32>,
+    recorded: Option<Box<Recorded>>,
     node: Option<Arc<Node>>,
     handles: Vec<(RefId, Handle)>,
 }
@@ -102,6 +103,7 @@ struct Current<T: 'static> {
 }
 
 impl<T> Current<T> {
+    #[inline]
     fn set(place: &'static LocalKey<RefCell<Option<T>>>, inner: T) -> Self {
         Current {
             place,
@@ -109,8 +111,11 @@ impl<T> Current<T> {
         }
     }
 
-    fn take(self) -> Option<T> {
-        self.place.take()
+    /// Ends its use early, and gives it back.
+    fn take(mut self) -> Option<T> {
+        let inner = self.place.replace(self.outer.take());
+        std::mem::forget(self);
+        inner
     }
 }
 
@@ -136,7 +141,7 @@ pub(crate) fn encode(record: bool, write: impl FnOnce(&mut Vec<u8>) -> Result<()
     let mut encoded = left.map_or_else(Encoded::default, |left| *left);
     encoded.payload.bytes = bytes;
     if !encoded.edges.is_empty() {
-        encoded.payload.reach = reach(&encoded.edges);
+        encoded.payload.recorded.get_or_insert_default().reach = reach(&encoded.edges);
     }
     Ok(encoded)
 }
@@ -172,14 +177,14 @@ impl Delivered {
     /// # Errors
     /// [`ErrorKind::Decode`] if the bytes are no such value.
     pub(crate) fn decode<T: DeserializeOwned>(mut self) -> Result<T> {
-        let node = match self.crossing {
-            Some(crossing) if !self.payload.slots.is_empty() => Some(boundary(crossing, &mut self.payload)?),
+        let node = match (self.crossing, &mut self.payload.recorded) {
+            (Some(crossing), Some(recorded)) if !recorded.slots.is_empty() => Some(boundary(crossing, recorded, &self.payload.segments)?),
             _ => None,
         };
         let bytes = self.payload.bytes;
         let decoder = Decoder {
             segments: self.payload.segments,
-            slots: self.payload.slots,
+            recorded: self.payload.recorded,
             node,
             handles: self.handles,
         };
@@ -198,54 +203,49 @@ impl Delivered {
     }
 }
 
-fn boundary(crossing: CrossingId, payload: &mut Payload) -> Result<Arc<Node>> {
-    let slots: Vec<(DType, Vec<usize>)> = payload
+fn boundary(crossing: CrossingId, recorded: &mut Recorded, segments: &[Data]) -> Result<Arc<Node>> {
+    let slots: Vec<(DType, Vec<usize>)> = recorded
         .slots
         .iter()
-        .map(|&s| payload.segments.get(s as usize).map(|d| (d.dtype(), d.shape().to_vec())))
+        .map(|&s| segments.get(s as usize).map(|d| (d.dtype(), d.shape().to_vec())))
         .collect::<Option<_>>()
         .ok_or_else(|| decode_error("a slot names a segment that isn't there".into()))?;
     if slots.iter().any(|s| !s.0.is_float()) {
         return Err(decode_error("a slot of a dtype without gradients".into()));
     }
-    Ok(Node::boundary(crossing.to_bits(), slots, payload.reach.take()))
+    Ok(Node::boundary(crossing.to_bits(), slots, recorded.reach.take()))
 }
 
-/// The header of a frame: message, slots and what they reach if there are any, then the payload's bytes.
-pub(crate) fn header(message: &Message, payload: &mut Payload) -> Result<Vec<u8>> {
-    let mut head = spare::take();
-    head.reserve(64 + payload.bytes.len());
-    let recorded = (!payload.slots.is_empty() || payload.reach.is_some()).then_some((&payload.slots, &payload.reach));
-    let mut head = postcard::to_extend(&(message, recorded), head).map_err(|e| refused("a message", e))?;
-    head.append(&mut payload.bytes); // leaves its memory
+/// Writes the header of a frame: the message, then the payload's bytes.
+#[inline]
+pub(crate) fn header(message: &Message, payload: &mut Payload, header: &mut Vec<u8>) -> Result<()> {
+    header.clear();
+    message::write(message, payload.recorded.as_deref(), header)?;
+    header.append(&mut payload.bytes); // leaves its memory
     spare::keep(std::mem::take(&mut payload.bytes));
-    Ok(head)
+    Ok(())
 }
 
 /// Takes a frame apart.
 ///
 /// # Errors
 /// [`ErrorKind::Decode`] if it is none.
+#[inline]
 pub(crate) fn parse_header(mut header: Vec<u8>, segments: Vec<Data>) -> Result<(Message, Payload)> {
-    type Recorded = Option<(Vec<u32>, Option<Vec<u64>>)>;
-    let ((message, recorded), rest) =
-        postcard::take_from_bytes::<(Message, Recorded)>(&header).map_err(|e| decode_error(format!("message: {e}")))?;
-    let (slots, reach) = recorded.unwrap_or_default();
+    let (message, recorded, rest) = message::read(&header)?;
     let start = header.len() - rest.len();
     header.drain(..start);
     let payload = Payload {
         bytes: header,
         segments,
-        slots,
-        reach,
+        recorded,
     };
     Ok((message, payload))
 }
 
 /// Whether a header is that of the answer to a request of this rank.
 pub(crate) fn answers(header: &[u8], request: RequestId) -> bool {
-    let message = postcard::take_from_bytes::<Message>(header);
-    matches!(message, Ok((Message::Reply { id, .. }, _)) if id == request)
+    matches!(message::read(header), Ok((Message::Reply { id, .. }, ..)) if id == request)
 }
 
 /// Leaves a reference with the encoder.

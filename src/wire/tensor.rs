@@ -19,7 +19,7 @@ impl Serialize for Tensor {
             let left = encoder.left();
             let place = left.payload.segments.len() as u32;
             if edge.is_some() {
-                left.payload.slots.push(place);
+                left.payload.recorded.get_or_insert_default().slots.push(place);
                 left.edges.push(edge);
             }
             // As other ranks get it, also in a call to oneself: a BLAS gives other bits for other strides.
@@ -47,7 +47,10 @@ impl<'de> Deserialize<'de> for Tensor {
                 .get(place as usize)
                 .ok_or_else(|| D::Error::custom("no such segment"))?
                 .clone();
-            let slot = decoder.slots.iter().position(|&s| s == place);
+            let slot = decoder
+                .recorded
+                .as_ref()
+                .and_then(|recorded| recorded.slots.iter().position(|&s| s == place));
             Ok(match (slot, &decoder.node) {
                 (Some(slot), Some(node)) => Tensor::with_edge(data, Edge { node: node.clone(), slot }),
                 _ => Tensor::from_data(data),

@@ -85,11 +85,11 @@ fn mixed(settings: Settings, each: u64) {
                 for number in 0..each {
                     for to in 0..size {
                         let seed = number << 32 | u64::from(rank) << 20 | u64::from(to) << 10 | u64::from(thread);
-                        let frame = Frame {
+                        let mut frame = Frame {
                             header: payload::header(thread, number, seed),
                             segments: payload::segments(seed),
                         };
-                        transport.send(to, frame).expect("send");
+                        transport.send(to, &mut frame).expect("send");
                     }
                 }
             });
@@ -109,7 +109,10 @@ fn mixed(settings: Settings, each: u64) {
     });
     transport.close().expect("close");
     transport.close().expect("a second close does nothing");
-    assert!(matches!(transport.send(0, bare(0)).unwrap_err().kind(), ErrorKind::ShutDown { .. }));
+    assert!(matches!(
+        transport.send(0, &mut bare(0)).unwrap_err().kind(),
+        ErrorKind::ShutDown { .. }
+    ));
     assert!(!transport.poll(&mut Vec::new()).expect("a poll after the end brings nothing"));
     transport.sleep(Duration::from_secs(9));
     transport.wake();
@@ -124,13 +127,13 @@ pub(crate) fn landing() {
         receive(&transport, |_, delivery| {
             let header = frame(delivery).header;
             // The second byte says how long the header is: a long one travels apart.
-            let frame = Frame {
+            let mut frame = Frame {
                 header: vec![header[0]; 1 + 10 * usize::from(header[1])],
                 segments: vec![Data::F64(
                     ndarray::Array1::from_elem(LEN, f64::from(header[0])).into_dyn().into_shared(),
                 )],
             };
-            transport.send(0, frame).expect("send");
+            transport.send(0, &mut frame).expect("send");
             asked += 1;
             asked == 12
         });
@@ -138,11 +141,11 @@ pub(crate) fn landing() {
         return;
     }
     let ask = |number: u8, long: u8| {
-        let frame = Frame {
+        let mut frame = Frame {
             header: vec![number, long, 0, 0, 0, 0, 0, 0],
             segments: vec![],
         };
-        transport.send(1, frame).expect("send");
+        transport.send(1, &mut frame).expect("send");
     };
     let answer = || {
         let mut answer = None;
@@ -219,7 +222,7 @@ pub(crate) fn refusal() {
     };
     if transport.rank() == 0 {
         for _ in 0..50 {
-            for frame in [
+            for mut frame in [
                 large(8, 10_000),
                 large(8, 10_001),
                 bare(1),
@@ -228,7 +231,7 @@ pub(crate) fn refusal() {
                 large(10_100, 10),
                 bare(2),
             ] {
-                transport.send(1, frame).expect("send");
+                transport.send(1, &mut frame).expect("send");
             }
         }
         receive(&transport, |_, _| true);
@@ -237,7 +240,7 @@ pub(crate) fn refusal() {
             transport.poll(&mut inbox).expect("poll");
         }
         assert!(matches!(
-            transport.send(2, bare(0)).unwrap_err().kind(),
+            transport.send(2, &mut bare(0)).unwrap_err().kind(),
             ErrorKind::UnknownRank { rank: 2, size: 2, .. }
         ));
     } else {
@@ -269,7 +272,7 @@ pub(crate) fn refusal() {
             chunk[..5] == one && long && chunk[6] == (true, 8, 0)
         };
         assert!(seen.chunks(7).all(as_sent), "{seen:?}");
-        transport.send(0, bare(0)).expect("send");
+        transport.send(0, &mut bare(0)).expect("send");
     }
     transport.close().expect("close");
 }
@@ -295,7 +298,7 @@ pub(crate) fn bursts() {
                 left -= inbox.drain(..).count() as u32;
             }
             for to in 1..=senders {
-                transport.send(to, bare(round)).expect("send");
+                transport.send(to, &mut bare(round)).expect("send");
             }
         }
         println!("  {sleeps} sleeps");
@@ -308,7 +311,7 @@ pub(crate) fn bursts() {
                 transport
                     .send(
                         0,
-                        Frame {
+                        &mut Frame {
                             header: vec![1; 900],
                             segments: vec![],
                         },
@@ -342,7 +345,7 @@ pub(crate) fn away() {
             }
         });
         if transport.rank() == 0 {
-            transport.send(peer, bare(0)).expect("send");
+            transport.send(peer, &mut bare(0)).expect("send");
         }
         for _ in 0..rounds {
             inbox.clear();
@@ -357,7 +360,7 @@ pub(crate) fn away() {
                 transport.set_away(false);
             }
             assert_eq!(inbox.len(), 1);
-            transport.send(peer, bare(0)).expect("send");
+            transport.send(peer, &mut bare(0)).expect("send");
         }
         if transport.rank() == 1 {
             receive(transport, |_, _| true);
@@ -379,7 +382,7 @@ pub(crate) fn wake() {
             transport.doze(LOST);
         });
     }
-    transport.send(0, bare(0)).expect("send");
+    transport.send(0, &mut bare(0)).expect("send");
     transport.sleep(LOST);
     assert!(started.elapsed() < LOST, "a wake-up was lost");
     let started = Instant::now();
@@ -441,11 +444,11 @@ pub(crate) fn close_under_load() {
             scope.spawn(move || {
                 for number in 0.. {
                     let seed = number << 10 | thread;
-                    let frame = Frame {
+                    let mut frame = Frame {
                         header: payload::header(thread as u32, number, seed),
                         segments: payload::segments(seed),
                     };
-                    match transport.send((number % u64::from(size)) as u32, frame) {
+                    match transport.send((number % u64::from(size)) as u32, &mut frame) {
                         Ok(()) => sent.fetch_add(1, SeqCst),
                         Err(error) if matches!(error.kind(), ErrorKind::ShutDown { .. }) => return,
                         Err(error) => panic!("{error}"),
@@ -500,7 +503,7 @@ pub(crate) fn guest() {
         let transport = start(Host::communicator(&part), Settings::default()).expect("the transport starts");
         assert_eq!((transport.rank() as i32, transport.size() as i32), (part.rank(), part.size()));
         assert_eq!(transport.thread_level(), ThreadLevel::Multiple);
-        transport.send(1 - transport.rank(), bare(round)).expect("send");
+        transport.send(1 - transport.rank(), &mut bare(round)).expect("send");
         // The host's own traffic goes on meanwhile.
         let mut sum = 0;
         world.all_reduce_into(&world.rank(), &mut sum, SystemOperation::sum());

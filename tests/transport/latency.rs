@@ -59,14 +59,14 @@ pub(crate) fn latency() {
         for _ in 0..rounds {
             let started = Instant::now();
             if rank == 0 {
-                transport.send(peer, frame.clone()).expect("send");
+                transport.send(peer, &mut frame.clone()).expect("send");
             }
             while inbox.is_empty() {
                 transport.poll(&mut inbox).expect("poll");
             }
             inbox.clear();
             if rank == 1 {
-                transport.send(peer, frame.clone()).expect("send");
+                transport.send(peer, &mut frame.clone()).expect("send");
             }
             times.push(started.elapsed());
         }

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use super::DistributedOptimizer;
 use crate::protocol::{ContextId, Gate, Turn};
 use crate::rpc::{Call, Caller, Issue, Manner, Recorded, Remote};
-use crate::runtime::{Slot, Windowed};
+use crate::runtime::Windowed;
 use crate::{Error, ErrorKind, OwnerFailure, Result};
 
 /// How an owner is asked.
@@ -100,14 +100,7 @@ impl DistributedOptimizer {
 
 /// What each owner answers, in the order asked. Blocks until all have.
 pub(crate) fn collect<R: DeserializeOwned>(asked: Asked) -> Answers<R> {
-    asked.into_iter().map(|(rank, call)| (rank, call.and_then(answer))).collect()
-}
-
-pub(super) fn answer<R: DeserializeOwned>(call: Call) -> Result<R> {
-    let reply = call.wait()?;
-    let result = call.decode(reply);
-    Slot::keep(call.slot);
-    result
+    asked.into_iter().map(|(rank, call)| (rank, call.and_then(Call::result))).collect()
 }
 
 /// All results, or every failure. With `applies`, an owner that hasn't answered in time may have done what it was asked.

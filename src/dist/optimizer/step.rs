@@ -283,7 +283,7 @@ impl StepFuture<'_> {
         for owner in &self.optimizer.owners {
             let (rank, call) = self.prepare_on(owner, ticket, Turn::Keep, true);
             kept.push((rank, call.as_ref().ok().map(|call| call.request)));
-            let answer = call.and_then(ask::answer::<Prepared>);
+            let answer = call.and_then(Call::result::<Prepared>);
             let failed = answer.is_err();
             answers.push((rank, answer));
             if failed {
@@ -298,7 +298,7 @@ impl StepFuture<'_> {
         let operation = || optimizer.operation();
         match round {
             Round::Tree(call) => {
-                let all = optimizer.gather_tree(operation, call.and_then(ask::answer), true)?;
+                let all = optimizer.gather_tree(operation, call.and_then(Call::result), true)?;
                 Ok(StepReport::of_tree(all.summary, optimizer.placed(all.rows), scale))
             }
             Round::Each(asked) => {
@@ -317,7 +317,7 @@ impl StepFuture<'_> {
         let everyone = || optimizer.owners.iter().map(|o| (o.rank, None)).collect();
         let (kept, answers) = match round {
             Round::Tree(call) => {
-                let all = optimizer.gather_tree(operation, call.and_then(ask::answer), false);
+                let all = optimizer.gather_tree(operation, call.and_then(Call::result), false);
                 let found = all.map(|all| Found {
                     report: StepReport::of_tree(all.summary, optimizer.placed(all.rows), 1.0),
                     not_finite: all.not_finite,

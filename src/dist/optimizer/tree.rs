@@ -108,9 +108,9 @@ impl Passed {
     /// What this rank's own part came to.
     fn answer(&self, call: Call, rows: bool) -> Result<Gathered> {
         Ok(match self {
-            Passed::Step { .. } | Passed::Apply { .. } => Gathered::of(ask::answer(call)?, Vec::new(), rows),
+            Passed::Step { .. } | Passed::Apply { .. } => Gathered::of(call.result()?, Vec::new(), rows),
             Passed::Prepare { .. } => {
-                let Prepared { report, not_finite } = ask::answer(call)?;
+                let Prepared { report, not_finite } = call.result()?;
                 Gathered::of(report, not_finite, rows)
             }
         })

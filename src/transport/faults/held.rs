@@ -51,7 +51,7 @@ impl Held {
         }
     }
 
-    pub(super) fn send(&self, to: u32, frame: Frame, after: Duration) -> Result<()> {
+    pub(super) fn send(&self, to: u32, frame: &mut Frame, after: Duration) -> Result<()> {
         let mut waiting = lock(&self.shared.waiting);
         let Some(queue) = waiting.queues.get_mut(to as usize) else {
             return self.shared.inner.send(to, frame); // which says what is wrong
@@ -60,7 +60,7 @@ impl Held {
             return self.shared.inner.send(to, frame);
         }
         let due = queue.back().map_or(Instant::now(), |last| last.0).max(Instant::now() + after);
-        queue.push_back((due, frame));
+        queue.push_back((due, std::mem::take(frame)));
         self.shared.changed.notify_all();
         Ok(())
     }
@@ -85,8 +85,8 @@ impl Shared {
             let Waiting { queues, closing } = &mut *waiting;
             for (to, queue) in queues.iter_mut().enumerate() {
                 while queue.front().is_some_and(|first| *closing || first.0 <= now) {
-                    let Some((_, frame)) = queue.pop_front() else { break };
-                    if let Err(e) = self.inner.send(to as u32, frame) {
+                    let Some((_, mut frame)) = queue.pop_front() else { break };
+                    if let Err(e) = self.inner.send(to as u32, &mut frame) {
                         log::error!("rank {}: a late frame can't be sent: {e}", self.inner.rank());
                         self.inner.abort(1);
                     }

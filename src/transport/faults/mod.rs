@@ -186,7 +186,7 @@ impl Transport for Faulty {
         self.inner.node_ranks()
     }
 
-    fn send(&self, to: u32, frame: Frame) -> Result<()> {
+    fn send(&self, to: u32, frame: &mut Frame) -> Result<()> {
         if let Some(kept) = &mut *lock(&RECORD) {
             kept.push(frame.clone());
         }

@@ -41,7 +41,8 @@ impl Engine {
     }
 
     /// Starts to send a frame.
-    pub(super) fn send(&mut self, to: u32, frame: Frame) -> Result<()> {
+    #[inline]
+    pub(super) fn send(&mut self, to: u32, frame: &mut Frame) -> Result<()> {
         self.outgoing.frame(&self.comm, &self.bells, to, frame)?;
         self.outgoing.collect_small().map(drop)
     }
@@ -78,6 +79,7 @@ impl Engine {
     }
 
     /// Takes the oldest message of the mailbox, if there is one.
+    #[inline]
     fn read(&mut self, inbox: &mut Vec<(u32, Delivery)>) -> Result<bool> {
         let Engine {
             comm,
@@ -139,11 +141,13 @@ impl Engine {
     }
 
     /// Sends and receives that need polling to end.
+    #[inline]
     pub(super) fn in_flight(&self) -> usize {
         self.outgoing.len() + self.incoming.len()
     }
 
     /// Large frames that are under way now.
+    #[inline]
     pub(super) fn flowing(&self) -> usize {
         self.outgoing.flowing() + self.incoming.flowing()
     }
@@ -155,6 +159,7 @@ impl Engine {
     }
 }
 
+#[inline]
 fn handle(incoming: &mut Incoming, peers: &mut Peers, from: u32, bytes: &[u8]) -> Result<()> {
     if let Some(frame) = message::plain_frame(bytes) {
         let delivery = frame.within(incoming.message_limit());

@@ -140,6 +140,7 @@ impl Stage {
     }
 
     /// What has arrived, once all of it is there.
+    #[inline]
     fn deliver(self, bytes: u64, limit: u64, pool: &mut Pool) -> Result<Delivery> {
         Ok(match self {
             Stage::Lead(lead) => {
@@ -183,11 +184,13 @@ impl Incoming {
     }
 
     /// Largest sum of segments, and largest header, that this rank takes.
+    #[inline]
     pub(super) fn message_limit(&self) -> u64 {
         self.message_limit
     }
 
     /// Hands over what came from a rank, in its order.
+    #[inline]
     pub(super) fn deliver(&mut self, from: u32, delivery: Delivery, inbox: &mut Vec<(u32, Delivery)>) {
         match self.behind.get_mut(&from) {
             Some(queue) => queue.push_back(Place::Ready(delivery)),
@@ -322,6 +325,7 @@ impl Incoming {
     }
 
     /// Memory in the pool beyond what may be kept unused.
+    #[inline]
     pub(super) fn spare(&self) -> usize {
         self.pool.spare()
     }
@@ -332,11 +336,13 @@ impl Incoming {
     }
 
     /// Large frames on their way.
+    #[inline]
     pub(super) fn len(&self) -> usize {
         self.waiting.len() + self.active.len()
     }
 
     /// Those whose receives are posted.
+    #[inline]
     pub(super) fn flowing(&self) -> usize {
         self.active.len()
     }

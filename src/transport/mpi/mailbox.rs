@@ -23,6 +23,7 @@ const LETTERS: u64 = 64;
 pub(super) const LONGEST: usize = LETTER * (LETTERS as usize) / 2;
 
 /// How many letters a message takes.
+#[inline]
 fn letters(size: usize) -> u64 {
     size.div_ceil(LETTER).max(1) as u64
 }
@@ -66,14 +67,17 @@ impl Default for Mailbox {
 }
 
 impl Letter {
-    /// Only who has moved `begun` past it while it was free may, until the message's first letter is full.
-    fn write(&self, part: &[u8]) {
-        let size = part.len().min(LETTER);
-        // SAFETY: by the rule above nobody else looks at the bytes, and there are as many.
-        unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), self.bytes.get().cast::<u8>(), size) };
+    /// Writes as much as fits, from a place on; the rest. Only who has moved `begun` past it while it was free may, until the message's first letter is full.
+    #[inline]
+    fn write<'a>(&self, at: usize, bytes: &'a [u8]) -> &'a [u8] {
+        let (part, rest) = bytes.split_at(bytes.len().min(LETTER - at));
+        // SAFETY: by the rule above nobody else looks at the bytes, and there are as many from `at` on, which the subtraction has checked to be within them.
+        unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), self.bytes.get().cast::<u8>().add(at), part.len()) };
+        rest
     }
 
     /// Only the reader may, while the message's first letter is full.
+    #[inline]
     fn read(&self) -> &[u8; LETTER] {
         // SAFETY: by the rule above nobody writes to it.
         unsafe { &*self.bytes.get() }
@@ -81,12 +85,14 @@ impl Letter {
 }
 
 impl Mailbox {
-    /// Puts a message in, if there is room; its place.
-    pub(super) fn put(&self, from: u32, message: &[u8]) -> Option<u64> {
-        if message.len() > LONGEST {
+    /// Puts a message in, if there is room; its place. The message is both parts, one behind the other; a front that something follows is no longer than a letter.
+    #[inline]
+    pub(super) fn put(&self, from: u32, front: &[u8], rest: &[u8]) -> Option<u64> {
+        let size = front.len() + rest.len();
+        if size > LONGEST || (front.len() > LETTER && !rest.is_empty()) {
             return None;
         }
-        let count = letters(message.len());
+        let count = letters(size);
         let mut place = self.begun.load(Relaxed);
         loop {
             // Letters become free in their order.
@@ -105,22 +111,24 @@ impl Mailbox {
             }
         }
         let (first, lap) = self.letter(place);
-        let mut parts = message.chunks(LETTER).zip(place..);
-        let beginning = parts.next();
-        for (part, at) in parts {
+        let mut left = first.write(0, front);
+        if !rest.is_empty() {
+            left = first.write(front.len(), rest);
+        }
+        for at in place + 1..place + count {
             let (letter, lap) = self.letter(at);
-            letter.write(part);
+            left = letter.write(0, left);
             letter.turn.store(2 * lap + 1, Relaxed);
         }
-        first.write(beginning.map_or(&[], |(part, _)| part));
         first.from.store(from, Relaxed);
-        first.size.store(message.len() as u32, Relaxed);
+        first.size.store(size as u32, Relaxed);
         // In the one order of all that a sleeper's look at it and the sender's look for sleepers take part in.
         first.turn.store(2 * lap + 1, SeqCst);
         Some(place)
     }
 
     /// Whether the message at a place is there, and hasn't been taken.
+    #[inline]
     pub(super) fn holds(&self, place: u64) -> bool {
         let (letter, lap) = self.letter(place);
         letter.turn.load(SeqCst) == 2 * lap + 1
@@ -128,6 +136,7 @@ impl Mailbox {
 
     /// Hands the message at the place `read` to `f`, if it is there; also gives the place of the next. Only the mailbox's owner may call it, one thread at a
     /// time, and goes on there then.
+    #[inline]
     pub(super) fn take<R>(&self, read: u64, f: impl FnOnce(u32, &[u8]) -> R) -> Option<(R, u64)> {
         let (first, lap) = self.letter(read);
         if first.turn.load(Acquire) != 2 * lap + 1 {
@@ -152,6 +161,7 @@ impl Mailbox {
         Some((result, next))
     }
 
+    #[inline]
     fn letter(&self, place: u64) -> (&Letter, u64) {
         (&self.letters[(place % LETTERS) as usize], place / LETTERS)
     }
@@ -168,17 +178,20 @@ mod tests {
         for lap in 0..3u8 {
             assert!(mailbox.take(read, |_, _| ()).is_none());
             for i in 0..LETTERS as u8 {
-                assert_eq!(mailbox.put(u32::from(lap), &vec![i; usize::from(i)]), Some(read + u64::from(i)));
+                assert_eq!(
+                    mailbox.put(u32::from(lap), &vec![i; usize::from(i / 3)], &vec![i; usize::from(i - i / 3)]),
+                    Some(read + u64::from(i))
+                );
                 assert!(mailbox.holds(read + u64::from(i)));
             }
-            assert!(mailbox.put(0, b"no room").is_none());
+            assert!(mailbox.put(0, b"no", b" room").is_none());
             for i in 0..LETTERS as u8 {
                 let seen = mailbox.take(read, |from, bytes| (from, bytes.to_vec()));
                 assert_eq!(seen, Some(((u32::from(lap), vec![i; usize::from(i)]), read + 1)));
                 read += 1;
             }
         }
-        assert!(mailbox.put(0, &[0; LONGEST + 1]).is_none() && !mailbox.holds(read));
+        assert!(mailbox.put(0, &[0; 1], &[0; LONGEST]).is_none() && !mailbox.holds(read));
     }
 
     #[test]
@@ -189,7 +202,13 @@ mod tests {
         let (mut read, mut end) = (0, 0);
         for round in 0..40 {
             let size = sizes[round % sizes.len()];
-            assert_eq!(mailbox.put(7, &message(size)), Some(end), "round {round}");
+            let whole = message(size);
+            let (front, rest) = whole.split_at(match round % 3 {
+                0 => size,
+                1 => 0,
+                _ => size.min(LETTER - round),
+            });
+            assert_eq!(mailbox.put(7, front, rest), Some(end), "round {round}");
             end += letters(size);
             let (seen, next) = mailbox.take(read, |from, bytes| (from, bytes.to_vec())).unwrap();
             assert!(seen == (7, message(size)) && next == end, "round {round}");
@@ -197,9 +216,9 @@ mod tests {
         }
         // Two of the longest fill it; half of it read makes room for one more.
         let longest = message(LONGEST);
-        assert!(mailbox.put(1, &longest).is_some() && mailbox.put(1, &longest).is_some() && mailbox.put(1, &[1]).is_none());
+        assert!(mailbox.put(1, &longest, &[]).is_some() && mailbox.put(1, &[], &longest).is_some() && mailbox.put(1, &[1], &[]).is_none());
         let (seen, _) = mailbox.take(read, |_, bytes| bytes.to_vec()).unwrap();
-        assert!(seen == longest && mailbox.put(1, &longest).is_some() && mailbox.put(1, &[]).is_none());
+        assert!(seen == longest && mailbox.put(1, &longest, &[]).is_some() && mailbox.put(1, &[], &[]).is_none());
     }
 
     #[test]
@@ -213,7 +232,7 @@ mod tests {
                     for number in 0..EACH {
                         // Of one letter, two, and more.
                         let message = number.to_le_bytes().repeat(1 + (number as usize * 97) % 700);
-                        while mailbox.put(from, &message).is_none() {
+                        while mailbox.put(from, &message[..4], &message[4..]).is_none() {
                             std::thread::yield_now();
                         }
                     }

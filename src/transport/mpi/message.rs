@@ -8,7 +8,7 @@ use crate::transport::segment::{self, Layout, decode_error};
 use crate::{Result, spare};
 
 /// First byte of a frame without segments, whose header is all that follows: most frames are such. No [`Message`] begins so.
-const PLAIN: u8 = 0xff;
+pub(super) const PLAIN: u8 = 0xff;
 
 /// What leads a message. Header and segments that travel in the same message follow it.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,6 +113,7 @@ pub(super) fn encode(message: &Message, slot: &mut [u8]) -> Option<usize> {
 }
 
 /// The frame without segments that these bytes are, if so.
+#[inline]
 pub(super) fn plain_frame(bytes: &[u8]) -> Option<Frame> {
     let [PLAIN, header @ ..] = bytes else { return None };
     let segments = Vec::new();
@@ -122,6 +123,7 @@ pub(super) fn plain_frame(bytes: &[u8]) -> Option<Frame> {
     })
 }
 
+#[inline]
 fn kept(header: &[u8]) -> Vec<u8> {
     let mut kept = spare::take();
     kept.extend_from_slice(header);

@@ -103,7 +103,7 @@ pub struct MpiTransport {
 ///
 /// let transport = mpi::start(Host::none(), Settings::default())?;
 /// let next = (transport.rank() + 1) % transport.size();
-/// transport.send(next, Frame { header: b"hello".to_vec(), segments: vec![] })?;
+/// transport.send(next, &mut Frame { header: b"hello".to_vec(), segments: vec![] })?;
 /// let mut inbox = Vec::new();
 /// while inbox.is_empty() {
 ///     transport.poll(&mut inbox)?;
@@ -255,6 +255,7 @@ impl MpiTransport {
     }
 
     /// The engine, for a thread that goes before the poller.
+    #[inline]
     fn engine(&self) -> MutexGuard<'_, Option<Engine>> {
         match self.engine.try_lock() {
             Ok(engine) => engine,
@@ -268,6 +269,7 @@ impl MpiTransport {
         }
     }
 
+    #[inline]
     fn note(&self, engine: &Engine) {
         // A store costs more than a look, and mostly nothing has changed. All writers hold the engine.
         for (seen, now) in [
@@ -281,14 +283,15 @@ impl MpiTransport {
         }
     }
 
-    fn send_to_self(&self, frame: Frame) -> Result<()> {
+    fn send_to_self(&self, frame: &mut Frame) -> Result<()> {
         if self.closed.load(SeqCst) {
             return Err(shut_down());
         }
-        self.doorbells.to_myself(|| self.own.push(frame));
+        self.doorbells.to_myself(|| self.own.push(std::mem::take(frame)));
         Ok(())
     }
 
+    #[inline]
     fn poll_self(&self, inbox: &mut Vec<(u32, Delivery)>) -> bool {
         if self.own.is_empty() {
             return false;
@@ -377,7 +380,7 @@ impl Transport for MpiTransport {
         &self.node_ranks
     }
 
-    fn send(&self, to: u32, mut frame: Frame) -> Result<()> {
+    fn send(&self, to: u32, frame: &mut Frame) -> Result<()> {
         if to >= self.size {
             return Err(ErrorKind::UnknownRank {
                 operation: "send".into(),

@@ -20,6 +20,7 @@ impl Numbers {
     }
 
     /// Writes the next number to a rank into the front of a message.
+    #[inline]
     pub(super) fn stamp(&mut self, to: u32, message: &mut [u8]) {
         let next = &mut self.0[to as usize];
         message[..NUMBER].copy_from_slice(&next.to_le_bytes());
@@ -27,6 +28,7 @@ impl Numbers {
     }
 
     /// The last message to a rank wasn't sent: the next one gets its number.
+    #[inline]
     pub(super) fn take_back(&mut self, to: u32) {
         let next = &mut self.0[to as usize];
         *next = next.wrapping_sub(1);
@@ -53,6 +55,7 @@ impl Order {
     ///
     /// # Errors
     /// The first that `handle` meets, with the sender's rank; [`ErrorKind::Decode`] for a message without a number. The order goes on.
+    #[inline]
     pub(super) fn sort(&mut self, from: u32, message: &[u8], mut handle: impl FnMut(&[u8]) -> Result<()>) -> Result<bool> {
         let Some((number, rest)) = message.split_first_chunk::<NUMBER>() else {
             return Err(decode_error(format!("from rank {from}: a message of {} bytes", message.len())));

@@ -8,10 +8,10 @@ use super::message::{self, Message, contiguous_bytes};
 use super::order::{NUMBER, Numbers};
 use super::page::Bells;
 use super::ring::INBOX_TAG;
+use crate::Result;
 use crate::tensor::Data;
 use crate::transport::Frame;
 use crate::transport::segment::decode_error;
-use crate::{Result, spare};
 
 /// Buffers of small messages kept for the next ones.
 const SPARE_BUFFERS: usize = 64;
@@ -75,19 +75,23 @@ impl Outgoing {
     }
 
     /// Starts to send a frame whose segments are contiguous: one message for now.
-    pub(super) fn frame(&mut self, comm: &Comm, bells: &Bells, to: u32, frame: Frame) -> Result<()> {
+    #[inline]
+    pub(super) fn frame(&mut self, comm: &Comm, bells: &Bells, to: u32, frame: &mut Frame) -> Result<()> {
+        if frame.segments.is_empty() && self.mail_plain(bells, to, &frame.header) {
+            return Ok(());
+        }
         let mut slot = self.buffer();
-        if let Some(size) = message::encode_frame(&frame, &mut slot[NUMBER..]) {
-            spare::keep(frame.header);
+        if let Some(size) = message::encode_frame(frame, &mut slot[NUMBER..]) {
+            frame.segments.clear();
             return self.post(comm, bells, to, slot, size);
         }
-        if self.mail(bells, to, &frame) {
+        if self.mail(bells, to, frame) {
             self.keep(slot);
-            spare::keep(frame.header);
+            frame.segments.clear();
             return Ok(());
         }
         let transfer = self.next_transfer;
-        let (size, lead) = message::encode_announcement(transfer, &frame, &mut slot[NUMBER..])?;
+        let (size, lead) = message::encode_announcement(transfer, frame, &mut slot[NUMBER..])?;
         self.post(comm, bells, to, slot, size)?;
         self.next_transfer += 1;
         self.announced.insert(
@@ -95,15 +99,36 @@ impl Outgoing {
             Large {
                 to,
                 lead,
-                segments: frame.segments,
+                segments: std::mem::take(&mut frame.segments),
             },
         );
         Ok(())
     }
 
+    /// Most bytes of a message between ranks of a node that is sent at once.
+    #[inline]
+    fn most_mailed(&self) -> usize {
+        (MAILED * self.eager_limit).min(mailbox::LONGEST - NUMBER)
+    }
+
+    /// Puts a frame without segments straight into the mailbox of a rank of this node, if that has room.
+    #[inline]
+    fn mail_plain(&mut self, bells: &Bells, to: u32, header: &[u8]) -> bool {
+        if header.len() >= self.most_mailed() || !bells.is_here(to) {
+            return false;
+        }
+        let mut front = [message::PLAIN; NUMBER + 1];
+        self.numbers.stamp(to, &mut front);
+        let is_there = bells.mail(self.me, to, &front, header);
+        if !is_there {
+            self.numbers.take_back(to);
+        }
+        is_there
+    }
+
     /// Puts a frame over the eager limit into the mailbox of a rank of this node, if that has room: two copies of so little take less time than to ask first.
     fn mail(&mut self, bells: &Bells, to: u32, frame: &Frame) -> bool {
-        let limit = (MAILED * self.eager_limit).min(mailbox::LONGEST - NUMBER);
+        let limit = self.most_mailed();
         if !bells.is_here(to) || frame.header.len() as u64 + frame.segment_bytes() > limit as u64 {
             return false;
         }
@@ -112,7 +137,7 @@ impl Outgoing {
             return false;
         };
         self.numbers.stamp(to, &mut self.mail);
-        let is_there = bells.mail(self.me, to, &self.mail[..NUMBER + size]);
+        let is_there = bells.mail(self.me, to, &self.mail[..NUMBER + size], &[]);
         if !is_there {
             self.numbers.take_back(to);
         }
@@ -141,7 +166,7 @@ impl Outgoing {
     fn post(&mut self, comm: &Comm, bells: &Bells, to: u32, mut buffer: Vec<u8>, size: usize) -> Result<()> {
         let size = NUMBER + size;
         self.numbers.stamp(to, &mut buffer);
-        if bells.mail(self.me, to, &buffer[..size]) {
+        if bells.mail(self.me, to, &buffer[..size], &[]) {
             self.keep(buffer);
             return Ok(());
         }
@@ -215,6 +240,7 @@ impl Outgoing {
     }
 
     /// Takes back small messages that are done; says whether any was.
+    #[inline]
     pub(super) fn collect_small(&mut self) -> Result<bool> {
         let mut moved = false;
         while let Some((request, _)) = self.small.front_mut() {
@@ -230,6 +256,7 @@ impl Outgoing {
     }
 
     /// Sends that aren't done.
+    #[inline]
     pub(super) fn len(&self) -> usize {
         self.small.len() + self.announced.len() + self.flowing.len()
     }

@@ -58,27 +58,32 @@ pub(super) struct Bells {
 }
 
 impl Bells {
+    #[inline]
     fn at(&self, place: usize) -> Option<&Place> {
         // SAFETY: the page has as many places as there are ranks on this node, which `slots` and `own` number. It outlives the engine that has this.
         self.first.map(|first| unsafe { first.0.add(place).as_ref() })
     }
 
+    #[inline]
     fn place(&self, rank: u32) -> Option<&Place> {
         let place = self.slots[rank as usize];
         if place == ELSEWHERE { None } else { self.at(place as usize) }
     }
 
     /// Whether a rank is another one of this node.
+    #[inline]
     pub(super) fn is_here(&self, rank: u32) -> bool {
         self.first.is_some() && self.slots[rank as usize] != ELSEWHERE
     }
 
     /// Whether MPI has nothing on the way to this rank, as far as that can be known.
+    #[inline]
     pub(super) fn has_nothing_posted(&self) -> bool {
         self.all_count && self.at(self.own).is_none_or(|own| !own.bell.has_more())
     }
 
     /// Whether this rank's mailbox holds messages.
+    #[inline]
     pub(super) fn has_mail(&self) -> bool {
         self.at(self.own).is_some_and(|own| own.mailbox.holds(self.read.load(Relaxed)))
     }
@@ -97,17 +102,21 @@ impl Bells {
         }
     }
 
-    /// Puts a message into the mailbox of a rank, if it is on this node and there is room, and wakes it if need be.
-    pub(super) fn mail(&self, from: u32, to: u32, message: &[u8]) -> bool {
+    /// Puts a message, in two parts, into the mailbox of a rank, if it is on this node and there is room, and wakes it if need be.
+    #[inline]
+    pub(super) fn mail(&self, from: u32, to: u32, front: &[u8], rest: &[u8]) -> bool {
         let Some(Place { bell, mailbox }) = self.place(to) else {
             return false;
         };
-        let Some(place) = mailbox.put(from, message) else { return false };
+        let Some(place) = mailbox.put(from, front, rest) else {
+            return false;
+        };
         bell.ring_if(&Futex, || mailbox.holds(place));
         true
     }
 
     /// Hands the oldest message of this rank's mailbox to `f`, if there is one. Only the holder of the engine may.
+    #[inline]
     pub(super) fn read<R>(&self, f: impl FnOnce(u32, &[u8]) -> R) -> Option<R> {
         let place = self.read.load(Relaxed);
         let (result, next) = self.at(self.own)?.mailbox.take(place, f)?;
@@ -139,6 +148,7 @@ enum Page {
 }
 
 impl Page {
+    #[inline]
     fn place(&self, place: usize) -> &Place {
         match self {
             Page::Private(place) => place,
@@ -245,11 +255,13 @@ impl Doorbells {
         ))
     }
 
+    #[inline]
     fn has_mail(&self, own: &Place) -> bool {
         own.mailbox.holds(self.read.load(Relaxed))
     }
 
     /// `None` after the end.
+    #[inline]
     fn with_own<T>(&self, operation: impl FnOnce(&Place) -> T) -> Option<T> {
         if self.ending.load(SeqCst) {
             return None;
@@ -318,6 +330,7 @@ impl Doorbells {
         }
     }
 
+    #[inline]
     pub(super) fn set_away(&self, away: bool) -> bool {
         self.with_own(|own| self.sleeper.set_away(&own.bell, away, || self.has_mail(own)))
             .unwrap_or(false)
