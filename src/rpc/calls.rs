@@ -17,7 +17,7 @@ use super::stored::{Stored, into_value, stored};
 use crate::autograd::grad_enabled;
 use crate::protocol::{CrossingId, Gate, Op, RefId, RequestId, Tag};
 use crate::rref::{Fetch, Handle, RRef};
-use crate::runtime::{Limit, Reply, Request, Requested, Room, Runtime, Slot, Waiting, Windowed};
+use crate::runtime::{Limit, Reply, Request, Requested, Room, Runtime, Slot, Waiting, Windowed, no_answer};
 use crate::tensor::{Data, Element, Tensor};
 use crate::wire::{self, Delivered, Encoded};
 use crate::{Error, ErrorKind, Result};
@@ -180,8 +180,6 @@ impl Caller {
             recorded,
             manner,
         } = issue;
-        self.runtime.check_alive(name)?;
-        self.runtime.check_rank(name, to)?;
         let mut encoded = wire::encode(recorded != Recorded::Never && self.records(), write)?;
         let context = self.tag(recorded, &mut encoded, || format!("{name} on rank {to} (arguments)"))?;
         let create = None; // set as it is sent, if it creates
@@ -255,24 +253,7 @@ impl Call {
     /// The payload of an answer, or the owner's error with its rank.
     #[inline]
     pub(crate) fn delivered(&self, reply: Reply) -> Result<Delivered> {
-        reply.map_err(|source| {
-            if let (Some(recorder), Some(id)) = (&self.recorder, self.sent) {
-                recorder.recording.unsend(id);
-            }
-            match source.kind() {
-                ErrorKind::TooLarge { .. }
-                | ErrorKind::ContextReleased { .. }
-                | ErrorKind::BackwardInFlight { .. }
-                | ErrorKind::NoSuchValue { .. } => source,
-                ErrorKind::Creation { .. } | ErrorKind::Panic { .. } => source,
-                _ => ErrorKind::Remote {
-                    rank: self.to,
-                    operation: self.operation.into(),
-                    source,
-                }
-                .into(),
-            }
-        })
+        reply.map_err(|source| failed(source, self.to, self.operation, self.recorder.as_ref().zip(self.sent)))
     }
 
     pub(crate) fn decode<T: DeserializeOwned>(&self, reply: Reply) -> Result<T> {
@@ -281,10 +262,33 @@ impl Call {
 
     /// The result. Blocks until it is there.
     pub(crate) fn result<T: DeserializeOwned>(self) -> Result<T> {
-        let reply = self.wait()?;
-        let result = self.decode(reply);
-        Slot::keep(self.slot);
-        result
+        self.wait_unless(&|| false)?;
+        match Slot::into_reply(self.slot) {
+            Some(Ok(delivered)) => delivered.decode(),
+            Some(Err(source)) => Err(failed(source, self.to, self.operation, self.recorder.as_ref().zip(self.sent))),
+            None => Err(no_answer(self.operation)),
+        }
+    }
+}
+
+/// The error of a call, with the rank it comes from; `sent` is what went along with gradients to come.
+#[cold]
+fn failed(source: Error, to: u32, operation: &str, sent: Option<(&Recorder, CrossingId)>) -> Error {
+    if let Some((recorder, id)) = sent {
+        recorder.recording.unsend(id);
+    }
+    match source.kind() {
+        ErrorKind::TooLarge { .. }
+        | ErrorKind::ContextReleased { .. }
+        | ErrorKind::BackwardInFlight { .. }
+        | ErrorKind::NoSuchValue { .. } => source,
+        ErrorKind::Creation { .. } | ErrorKind::Panic { .. } => source,
+        _ => ErrorKind::Remote {
+            rank: to,
+            operation: operation.into(),
+            source,
+        }
+        .into(),
     }
 }
 

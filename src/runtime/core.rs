@@ -15,13 +15,14 @@ const LARGEST_KEPT: usize = 1 << 16;
 impl Runtime {
     /// Lets `event` happen to the state machine, and sends what comes of it in order. The rest is for the caller.
     pub(super) fn step<R>(self: &Arc<Self>, after: &mut After, event: impl FnOnce(&mut Core) -> R) -> Result<R> {
-        self.step_in(&mut lock(&self.core), after, event)
+        let mut core = lock(&self.core);
+        core.rank.set_now(self.ticks.elapsed());
+        self.step_in(&mut core, after, event)
     }
 
-    /// As [`step`](Self::step), with the lock.
+    /// As [`step`](Self::step), with the lock, and for an event that asks for no time.
     pub(super) fn step_in<R>(self: &Arc<Self>, core: &mut Core, after: &mut After, event: impl FnOnce(&mut Core) -> R) -> Result<R> {
         self.tell_dropped(core);
-        core.rank.set_now(self.ticks.elapsed());
         let result = event(core);
         self.carry_out_all(core, after)?;
         // Only now: callbacks that came of the event have been counted.
@@ -244,7 +245,10 @@ impl Runtime {
     pub(super) fn poll(self: &Arc<Self>, inbox: &mut Vec<(u32, Delivery)>, after: &mut After) -> Result<bool> {
         let moved = self.transport.poll(inbox)?;
         if !inbox.is_empty() {
-            self.receive_all(inbox, after)?;
+            inbox.reverse();
+            while let Some((from, delivery)) = inbox.pop() {
+                self.receive(from, delivery, after).inspect_err(|_| inbox.clear())?;
+            }
         }
         if self.any_dropped.load(Ordering::Relaxed) || self.ending() {
             self.step(after, |_| ())?;
@@ -254,33 +258,31 @@ impl Runtime {
     }
 
     #[inline]
-    fn receive_all(self: &Arc<Self>, inbox: &mut Vec<(u32, Delivery)>, after: &mut After) -> Result<()> {
-        for (from, delivery) in inbox.drain(..) {
-            let (header, segments, refused) = match delivery {
-                Delivery::Frame(frame) => (frame.header, frame.segments, None),
-                Delivery::Refused { header, bytes, limit } => (header, Vec::new(), Some((bytes, limit))),
-            };
-            let (message, payload) = match wire::parse_header(header, segments) {
-                Ok(parsed) => parsed,
-                Err(e) => {
-                    log::error!("rank {}: a message from rank {from} was dropped: {e}", self.rank());
-                    continue;
+    fn receive(self: &Arc<Self>, from: u32, delivery: Delivery, after: &mut After) -> Result<()> {
+        let (header, segments, refused) = match delivery {
+            Delivery::Frame(frame) => (frame.header, frame.segments, None),
+            Delivery::Refused { header, bytes, limit } => (header, Vec::new(), Some((bytes, limit))),
+        };
+        let (message, payload) = match wire::parse_header(header, segments) {
+            Ok(parsed) => parsed,
+            Err(e) => {
+                log::error!("rank {}: a message from rank {from} was dropped: {e}", self.rank());
+                return Ok(());
+            }
+        };
+        let message = match refused {
+            None => message,
+            Some((size, limit)) => match self.refused(from, message, size, limit) {
+                Refusal::Reply(reply) => reply,
+                Refusal::Request { id, op, refs, error } => {
+                    self.step(after, |core| core.rank.refuse_request(from, id, op, refs, error))?;
+                    self.settle(after);
+                    return Ok(());
                 }
-            };
-            let message = match refused {
-                None => message,
-                Some((size, limit)) => match self.refused(from, message, size, limit) {
-                    Refusal::Reply(reply) => reply,
-                    Refusal::Request { id, op, refs, error } => {
-                        self.step(after, |core| core.rank.refuse_request(from, id, op, refs, error))?;
-                        self.settle(after);
-                        continue;
-                    }
-                },
-            };
-            self.step(after, |core| core.rank.receive(from, message, payload))?;
-            self.settle(after);
-        }
+            },
+        };
+        self.step(after, |core| core.rank.receive(from, message, payload))?;
+        self.settle(after);
         Ok(())
     }
 

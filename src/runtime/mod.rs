@@ -37,6 +37,7 @@ use crate::{Error, ErrorKind, Result};
 use clock::{Pace, Still, Ticks};
 pub(crate) use pool::Pool;
 pub(crate) use progress::Permission;
+pub(crate) use requests::no_answer;
 pub(crate) use slot::{Alarm, Reply, Slot};
 use spin::Spin;
 

@@ -62,7 +62,11 @@ impl Runtime {
         let slot = Slot::new();
         let mut after = After::default();
         let mut core = match window {
-            _ if to == self.rank() => lock(&self.core),
+            _ if to == self.rank() => {
+                let mut core = lock(&self.core);
+                core.rank.set_now(self.ticks.elapsed()); // when it arrives
+                core
+            }
             Windowed::Bypass => lock(&self.core),
             _ => self.lock_with_room(to, size, window, operation, limit)?,
         };
@@ -84,7 +88,7 @@ impl Runtime {
             request: id,
         };
         self.settle(&mut after);
-        for todo in after.todos {
+        for todo in after.todos.drain(..) {
             match todo {
                 // The caller would only wait for it: it may as well do it.
                 Todo::Task { task, .. } if waits && task == own => self.run(todo, None)?,
@@ -180,12 +184,7 @@ impl Runtime {
     /// Waits for the answer to a request. Without a limit, the time since the receiver last said that it has the request counts.
     pub(crate) fn wait(self: &Arc<Self>, slot: &Slot, what: &Waiting) -> Result<Reply> {
         self.wait_unless(slot, what, &|| false)?;
-        slot.take().ok_or_else(|| {
-            ErrorKind::ShutDown {
-                operation: what.operation.into(),
-            }
-            .into()
-        })
+        slot.take().ok_or_else(|| no_answer(what.operation))
     }
 
     /// As [`wait`](Self::wait); a large tensor in the answer may be received straight into the caller's memory, and then an empty one is in its place. Whether it was.
@@ -200,13 +199,7 @@ impl Runtime {
         };
         let mut reply = None;
         let landed = self.transport.receive_into(landing, &mut || reply = Some(self.wait(slot, what)));
-        let no_wait = || {
-            Err(ErrorKind::ShutDown {
-                operation: what.operation.into(),
-            }
-            .into())
-        };
-        (reply.unwrap_or_else(no_wait), landed)
+        (reply.unwrap_or_else(|| Err(no_answer(what.operation))), landed)
     }
 
     /// As [`wait`](Self::wait), but leaves the answer where it is, and returns without it when `stop` says so.
@@ -274,4 +267,13 @@ impl Runtime {
             self.event(|core| core.rank.query(what.request))?;
         }
     }
+}
+
+/// The wait is over, and the answer is not there: another thread took it.
+#[cold]
+pub(crate) fn no_answer(operation: &str) -> Error {
+    ErrorKind::ShutDown {
+        operation: operation.into(),
+    }
+    .into()
 }

@@ -57,6 +57,13 @@ struct State {
     heard: Option<Instant>,
 }
 
+impl State {
+    /// Whether anything but the answer was put in.
+    fn is_used(&self) -> bool {
+        self.alarm.is_some() || self.callback.is_some() || self.status.is_some() || self.heard.is_some()
+    }
+}
+
 /// One answer, once.
 #[derive(Default)]
 pub(crate) struct Slot {
@@ -78,11 +85,23 @@ impl Slot {
 
     /// Keeps one whose answer was taken for the thread's next request.
     #[inline]
-    pub(crate) fn keep(mut slot: Arc<Self>) {
-        if let Some(used) = Arc::get_mut(&mut slot) {
-            *used = Slot::default();
-            SPARE.set(Some(slot));
+    pub(crate) fn keep(slot: Arc<Self>) {
+        Self::into_reply(slot);
+    }
+
+    /// Takes the answer out of one that its owner is done with, and keeps it for the thread's next request.
+    #[inline]
+    pub(crate) fn into_reply(mut slot: Arc<Self>) -> Option<Reply> {
+        // Mostly nobody else has it any more, and it needs no lock.
+        let Some(used) = Arc::get_mut(&mut slot) else { return slot.take() };
+        used.done = Latch::default();
+        let state = used.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let reply = state.reply.take();
+        if state.is_used() {
+            *state = State::default();
         }
+        SPARE.set(Some(slot));
+        reply
     }
 
     #[inline]

@@ -95,12 +95,15 @@ impl Parts<'_> {
     }
 }
 
-/// Takes a message from the front of `bytes`; also gives what its payload says of gradients, and the rest.
+/// A message, what its payload says of gradients, and what follows it.
+type Parsed<'a> = (Message, Option<Box<Recorded>>, &'a [u8]);
+
+/// Takes a message from the front of `bytes`.
 ///
 /// # Errors
 /// [`ErrorKind::Decode`](crate::ErrorKind::Decode) if there is none.
 #[inline]
-pub(super) fn read(bytes: &[u8]) -> Result<(Message, Option<Box<Recorded>>, &[u8])> {
+pub(super) fn read(bytes: &[u8]) -> Result<Parsed<'_>> {
     let Some(&first) = bytes.first().filter(|first| **first >= CALL) else {
         let ((message, recorded), rest) = take(bytes)?;
         return Ok((message, recorded, rest));

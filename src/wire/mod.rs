@@ -14,8 +14,8 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::thread::LocalKey;
 
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 
 use crate::autograd::{Edge, Node, reach};
 use crate::protocol::{CrossingId, Message, RefId, RequestId};
@@ -79,16 +79,6 @@ struct Decoder {
     recorded: Option<Box<Recorded>>,
     node: Option<Arc<Node>>,
     handles: Vec<(RefId, Handle)>,
-}
-
-impl Decoder {
-    /// Decodes a value from the front of `bytes`.
-    fn decode<'de, T: Deserialize<'de>>(self, bytes: &'de [u8]) -> postcard::Result<(T, &'de [u8])> {
-        // Without a decoder there is nothing to be found, too.
-        let needed = !self.segments.is_empty() || !self.handles.is_empty() || DECODER.with_borrow(Option::is_some);
-        let _current = needed.then(|| Current::set(&DECODER, self));
-        postcard::take_from_bytes(bytes)
-    }
 }
 
 thread_local! {
@@ -182,13 +172,19 @@ impl Delivered {
             _ => None,
         };
         let bytes = self.payload.bytes;
-        let decoder = Decoder {
-            segments: self.payload.segments,
-            recorded: self.payload.recorded,
-            node,
-            handles: self.handles,
-        };
-        let value = decoder.decode(&bytes);
+        // Without a decoder there is nothing to be found, too.
+        let needed = !self.payload.segments.is_empty() || !self.handles.is_empty() || DECODER.with_borrow(Option::is_some);
+        let current = needed.then(|| {
+            let decoder = Decoder {
+                segments: self.payload.segments,
+                recorded: self.payload.recorded,
+                node,
+                handles: self.handles,
+            };
+            Current::set(&DECODER, decoder)
+        });
+        let value = postcard::take_from_bytes(&bytes);
+        drop(current);
         let result = match value {
             Ok((value, [])) => Ok(value),
             Ok((_, rest)) => Err(decode_error(format!(

@@ -89,26 +89,22 @@ pub fn powi(base: f64, mut n: u64) -> f64 {
         (sum, low - (sum - high))
     };
     let (mut result, mut square) = ((1.0, 0.0), (base, 0.0));
-    while n > 0 {
+    loop {
         if n & 1 == 1 {
             result = times(result, square);
         }
-        square = times(square, square);
         n >>= 1;
+        if n == 0 {
+            return result.0;
+        }
+        square = times(square, square);
     }
-    result.0
 }
 
-/// A product and its rounding error (Dekker, *A floating-point technique for extending the available precision*, 1971).
+/// A product and its rounding error, which a fused multiply-add gives exactly (Muller et al., *Handbook of Floating-Point Arithmetic*, 2018, section 4.4).
 fn two_product(a: f64, b: f64) -> (f64, f64) {
-    let split = |x: f64| {
-        let wide = 134_217_729.0 * x; // 2^27 + 1
-        let high = wide - (wide - x);
-        (high, x - high)
-    };
     let product = a * b;
-    let ((a, rest_a), (b, rest_b)) = (split(a), split(b));
-    (product, ((a * b - product) + a * rest_b + rest_a * b) + rest_a * rest_b)
+    (product, a.mul_add(b, -product))
 }
 
 #[cfg(test)]

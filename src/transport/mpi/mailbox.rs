@@ -124,6 +124,8 @@ impl Mailbox {
         first.size.store(size as u32, Relaxed);
         // In the one order of all that a sleeper's look at it and the sender's look for sleepers take part in.
         first.turn.store(2 * lap + 1, SeqCst);
+        // Its reader has written to the next letter last: by the time that one is needed, it will have come over.
+        std::hint::black_box(self.letter(place + count).0.turn.load(Relaxed));
         Some(place)
     }
 
