@@ -6,22 +6,15 @@
 use std::ops::Range;
 
 use super::Float;
+use super::ahead::{LINE, ask_ahead};
 use super::instructions::vectorized;
 use super::sums::{BLOCK, Lanes, add_squares_to};
 
-/// Bytes of a line of the cache, and of the widest vector.
-const LINE: usize = 64;
 /// Elements that are updated before the squares of their gradients are summed: few enough for the processor to do one while it waits for the other's
 /// memory or divisions.
 const STRIP: usize = 128;
 /// The same where an update does so little that the ends of loops would cost more.
 const LONG_STRIP: usize = 256;
-/// Bytes of a page of memory, which the processor fetches ahead within and not beyond.
-const PAGE: usize = 4096;
-/// How many bytes before the end of a page the next one is asked for.
-const AHEAD: usize = 2048;
-/// How many lines of it are: until they are there, the processor fetches on by itself.
-const LINES: usize = 4;
 
 /// The places of a strip of `len` elements, of [`count`] in all. All but the first, which is short, begin at the start of a cache line. Arrays of one
 /// length mostly lie alike, so this aligns all of them; stores across lines cost half of the speed.
@@ -35,25 +28,6 @@ fn strip<T>(number: usize, len: usize, p: &[T]) -> Range<usize> {
 #[inline(always)]
 fn count(elements: usize, len: usize) -> usize {
     elements.div_ceil(len) + 1
-}
-
-/// After a strip: asks for the beginnings of pages that come soon.
-#[inline(always)]
-fn ask_ahead<T, const N: usize>(strip: Range<usize>, arrays: [*const T; N]) {
-    #[cfg(any(target_arch = "x86", target_arch = "x86_64"))]
-    if let Some(sse) = pulp::core_arch::x86::Sse::try_new() {
-        const INTO_ALL_CACHES: i32 = 3;
-        for array in arrays {
-            let soon = array.wrapping_add(strip.start).wrapping_byte_add(AHEAD);
-            let beyond = soon.addr() % PAGE;
-            if beyond < strip.len() * size_of::<T>() {
-                let page = soon.wrapping_byte_sub(beyond);
-                for line in 0..LINES {
-                    sse._mm_prefetch::<INTO_ALL_CACHES>(page.wrapping_byte_add(line * LINE).cast());
-                }
-            }
-        }
-    }
 }
 
 /// After a strip: adds the squares of an array's elements, one strip behind, to the sums of their block, if they are asked for.
