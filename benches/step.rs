@@ -52,6 +52,9 @@ impl Rule for Busy {
 /// The owner's main may stop to compute.
 static STOP: AtomicBool = AtomicBool::new(false);
 
+/// Bytes of an empty call on its way, with what the transport puts in front; its answer has four less.
+const FRAME: usize = 18;
+
 /// Pauses between round trips, in microseconds.
 const GAPS: [u64; 2] = [50, 1_000];
 
@@ -176,8 +179,8 @@ fn run() -> Result<()> {
     let n = if is_quick() { 2_000 } else { 20_000 };
     let places = places(&comm);
     ping_pong(&comm, 8, n, 0);
-    let mut floors = [ping_pong(&comm, 8, n, 0), ping_pong(&comm, 40, n, 0)];
-    let mut gaps = GAPS.map(|gap| [8, 40].map(|bytes| ping_pong(&comm, bytes, n / 20, gap)));
+    let mut floors = [ping_pong(&comm, 8, n, 0), ping_pong(&comm, FRAME, n, 0)];
+    let mut gaps = GAPS.map(|gap| [8, FRAME].map(|bytes| ping_pong(&comm, bytes, n / 20, gap)));
     let world = World::builder().communicator(&comm).start()?;
     let rows = world.lead(|world| {
         let [small, frame] = &mut floors;
@@ -216,7 +219,7 @@ fn vector(n: usize, x: f32) -> Result<Tensor> {
     Tensor::from_vec(vec![x; n], [n])
 }
 
-/// Round trips of calls, steps and whole iterations on small tensors, against ping-pongs of 8 and of 40 bytes.
+/// Round trips of calls, steps and whole iterations on small tensors, against ping-pongs of 8 bytes and of as many as an empty call has.
 fn latencies(world: &World, n: usize, small: &mut Times, frame: &mut Times) -> Result<Vec<Row>> {
     let far = world.owner(1);
     let mut rows = Vec::new();

@@ -31,6 +31,16 @@ impl Runtime {
         lock(&self.core).rank.check_context(operation, context)
     }
 
+    /// Whether the gradients of all these contexts can be used.
+    pub(crate) fn check_contexts(&self, operation: &str, contexts: &[ContextId]) -> Result<()> {
+        self.check_alive(operation)?;
+        let core = lock(&self.core);
+        contexts.iter().try_for_each(|&context| {
+            core.rank.check_context(operation, context)?;
+            core.rank.check_gradients(operation, context)
+        })
+    }
+
     pub(crate) fn check_gradients(&self, operation: &str, context: ContextId) -> Result<()> {
         self.check_alive(operation)?;
         lock(&self.core).rank.check_gradients(operation, context)

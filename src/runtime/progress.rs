@@ -98,6 +98,8 @@ struct Wait<'a> {
     /// Something has moved since the last rest.
     stirred: bool,
     rested: bool,
+    /// Looks before the next poll, which then meets what they saw at once.
+    looks: u32,
     /// As a leader, since the last message.
     slept: bool,
 }
@@ -127,6 +129,9 @@ impl Duty for Wait<'_> {
 
     fn poll(&mut self) -> Result<Next> {
         let runtime = self.runtime;
+        if self.looks > 0 {
+            runtime.transport.spin(std::mem::take(&mut self.looks));
+        }
         let moved = runtime.poll(&mut self.inbox, &mut self.after)?;
         self.stirred |= moved;
         self.busy |= moved;
@@ -171,7 +176,7 @@ impl Duty for Wait<'_> {
             }
             // A service thread that only looked after its tick doesn't keep the role from those who wait.
             Some(since) if self.stirred && self.now - since < runtime.spin.limit() => {
-                runtime.transport.spin(LOOKS);
+                self.looks = LOOKS;
             }
             // MPI moves large messages only while somebody polls.
             Some(since) if runtime.transport.in_flight() > 0 && self.now - since < PATIENCE => {
@@ -272,6 +277,7 @@ impl Runtime {
             quiet_since: None,
             stirred: rest == Rest::Leading,
             rested: false,
+            looks: 0,
             slept: false,
         };
         let result = self.progress.handover.turn(&*self.transport, &mut wait, rest);

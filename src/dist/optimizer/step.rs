@@ -78,12 +78,10 @@ impl DistributedOptimizer {
 
     fn begin<C: Borrow<Context>>(&self, contexts: &[C], options: StepOptions, waits: bool) -> Result<StepFuture<'_>> {
         let runtime = &self.caller.runtime;
-        runtime.check_alive("step")?;
         options.check_for(|| self.operation(), self.parameters.len())?;
         let contexts: SmallVec<[ContextId; 2]> = contexts.iter().map(|c| c.borrow().id()).collect();
+        runtime.check_contexts("step", &contexts)?;
         for (place, &context) in contexts.iter().enumerate() {
-            runtime.check_context("step", context)?;
-            runtime.check_gradients("step", context)?;
             if contexts[..place].contains(&context) {
                 return Err(argument(format!("context {context} twice; its gradients would count twice")));
             }
