@@ -8,6 +8,9 @@ use super::arithmetic::{BLOCK, PIECE};
 use super::view::After;
 use super::{Float, Norm, StateView, threads};
 
+/// Elements of a piece that goes through nothing but the update, at most: what a piece costs, whatever its size, is little beside it.
+const LONGEST: usize = 8 * PIECE;
+
 /// What an update is made of.
 #[derive(Debug)]
 pub(super) struct Sweep<'a, T> {
@@ -38,15 +41,27 @@ impl<T: Float> Sweep<'_, T> {
         let mut blocks: SmallVec<[f64; PIECE / BLOCK]> = smallvec![0.0; norm.map_or(0, |_| len.div_ceil(BLOCK))];
         let after = if in_pieces {
             let (after, failed) = (OnceLock::new(), OnceLock::new());
-            let (mut olds, mut blocks) = (old.map(|old| old.chunks(PIECE)), blocks.chunks_mut(PIECE / BLOCK));
-            let pieces = p
-                .chunks_mut(PIECE)
-                .zip(g.chunks(PIECE))
-                .zip(state.pieces(PIECE))
-                .map(|((p, g), state)| {
-                    let old = olds.as_mut().and_then(Iterator::next);
-                    (p, old, g, state, blocks.next().unwrap_or_default())
-                });
+            // What is done besides the update finds a piece in the cache.
+            let longest = if old.is_none() && matches!(norm, None | Some(Norm::Two)) {
+                LONGEST
+            } else {
+                PIECE
+            };
+            let threads = threads::count(len);
+            let (mut p, mut old, mut g, mut state, mut blocks) = (p, old, g, state, &mut blocks[..]);
+            let pieces = std::iter::from_fn(|| {
+                let left = p.len();
+                // Smaller and smaller ones, so that all threads end at about the same time; one alone takes all.
+                let share = (left / (2 * threads - 1)).next_multiple_of(BLOCK);
+                let size = share.clamp(PIECE, longest).min(left);
+                Some((
+                    p.split_off_mut(..size).filter(|p| !p.is_empty())?,
+                    old.as_mut().and_then(|old| old.split_off(..size)),
+                    g.split_off(..size)?,
+                    state.split_off(size)?,
+                    blocks.split_off_mut(..size.div_ceil(BLOCK)).unwrap_or_default(),
+                ))
+            });
             threads::for_each(pieces, len, |(p, old, g, state, blocks)| {
                 if failed.get().is_some() {
                     return;
@@ -81,7 +96,7 @@ fn piece<T: Float>(
         p.copy_from_slice(old);
     }
     // The passes of the update compute the usual norm while they wait for memory.
-    if norm == Some(Norm::Two) && g.len() <= PIECE {
+    if norm == Some(Norm::Two) {
         state.ask_for_squares(g);
     }
     update(p, g, &mut state)?;

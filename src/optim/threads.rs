@@ -96,6 +96,11 @@ fn pool() -> Option<Arc<ThreadPool>> {
     state.pool.clone()
 }
 
+/// How many threads an update of so many elements goes to, at most.
+pub(super) fn count(elements: usize) -> usize {
+    if elements < LARGE { 1 } else { state().helpers() + 1 }
+}
+
 /// Hands each item to `work`, in order; those of an update of many elements to several threads at once.
 pub(super) fn for_each<I>(items: I, elements: usize, work: impl Fn(I::Item) + Sync)
 where

@@ -1,9 +1,11 @@
 //! What a rule sees of one parameter's state during an update.
 
-use smallvec::SmallVec;
+use std::ops::Range;
+
+use smallvec::{SmallVec, smallvec};
 
 use super::Float;
-use super::arithmetic::{BLOCK, Lanes, PIECE, square_pass0, square_pass1, square_pass2, square_pass3, sum_of_lanes};
+use super::arithmetic::{BLOCK, Lanes, square_pass0, square_pass1, square_pass2, square_pass3, sum_of_lanes};
 
 /// A rule's view of one parameter's state during one update: numbers, and the elements of arrays, by name.
 ///
@@ -27,12 +29,13 @@ pub struct StateView<'a, T> {
     squares: Option<Squares>,
 }
 
-/// The squares of a gradient of a few blocks.
+/// The squares of a gradient.
 #[derive(Debug)]
 struct Squares {
     /// Where the gradient is in memory.
-    place: usize,
-    lanes: [Lanes; PIECE / BLOCK],
+    place: Range<usize>,
+    /// Those of each block.
+    lanes: SmallVec<[Lanes; 4]>,
     done: bool,
 }
 
@@ -118,6 +121,11 @@ impl<'a, T: Float> StateView<'a, T> {
         find(&mut self.arrays, names)
     }
 
+    /// As [`arrays`](Self::arrays), and where to sum the squares of each block of the gradient, if they are asked for.
+    pub(super) fn arrays_and_squares<const N: usize>(&mut self, names: [&str; N], g: &[T]) -> ([&mut [T]; N], &mut [Lanes]) {
+        (find(&mut self.arrays, names), squares(&mut self.squares, g))
+    }
+
     /// One pass over parameters and gradients: [`arithmetic::pass0`](super::arithmetic::pass0).
     ///
     /// Unlike that function, this one and the other passes also compute the norm of the gradient on the way, if the step reports it.
@@ -149,14 +157,14 @@ impl<'a, T: Float> StateView<'a, T> {
     /// As [`arrays`](Self::arrays).
     pub fn pass3(&mut self, p: &mut [T], g: &[T], arrays: [&str; 3], update: impl Fn(T, T, &mut T, &mut T, &mut T) -> T) {
         let arrays = find(&mut self.arrays, arrays);
-        square_pass3(p, g, arrays, squares(&mut self.squares, g), update);
+        square_pass3(p, g, arrays, [&mut [], squares(&mut self.squares, g), &mut []], update);
     }
 
-    /// Asks for the sums of squares of the blocks of this gradient, which are those of one piece.
+    /// Asks for the sums of squares of the blocks of this gradient.
     pub(super) fn ask_for_squares(&mut self, g: &[T]) {
         self.squares = Some(Squares {
-            place: g.as_ptr().addr(),
-            lanes: Default::default(),
+            place: place(g),
+            lanes: smallvec![Lanes::default(); g.len().div_ceil(BLOCK)],
             done: false,
         });
     }
@@ -172,26 +180,20 @@ impl<'a, T: Float> StateView<'a, T> {
         self.arrays.iter().all(|array| array.elements.len() == len)
     }
 
-    /// Views of the arrays in pieces of `size` elements, all with the numbers as they are now.
-    pub(super) fn pieces(self, size: usize) -> impl Iterator<Item = StateView<'a, T>> {
-        let Self {
-            shape, scalars, arrays, ..
-        } = self;
-        let mut arrays: SmallVec<[_; 4]> = arrays.into_iter().map(|a| (a.name, a.elements.chunks_mut(size), a.fresh)).collect();
-        std::iter::from_fn(move || {
-            let each = arrays.iter_mut().map(|(name, pieces, fresh)| {
-                Some(Array {
-                    name,
-                    elements: pieces.next()?,
-                    fresh: *fresh,
-                })
-            });
-            Some(StateView {
-                shape,
-                scalars: scalars.clone(),
-                arrays: each.collect::<Option<_>>()?,
-                squares: None,
+    /// Takes a view of the first elements of all arrays off, so many; it has the numbers as they are now. `None` if there are fewer.
+    pub(super) fn split_off(&mut self, elements: usize) -> Option<Self> {
+        let array = |array: &mut Array<'a, T>| {
+            Some(Array {
+                name: array.name,
+                elements: array.elements.split_off_mut(..elements)?,
+                fresh: array.fresh,
             })
+        };
+        Some(StateView {
+            shape: self.shape,
+            scalars: self.scalars.clone(),
+            arrays: self.arrays.iter_mut().map(array).collect::<Option<_>>()?,
+            squares: None,
         })
     }
 
@@ -218,12 +220,17 @@ fn find<'s, T, const N: usize>(arrays: &'s mut [Array<'_, T>], names: [&str; N])
     })
 }
 
+fn place<T>(g: &[T]) -> Range<usize> {
+    let Range { start, end } = g.as_ptr_range();
+    start.addr()..end.addr()
+}
+
 /// Where a pass over `g` is to sum squares: nowhere, unless `g` is the gradient.
 fn squares<'s, T>(asked: &'s mut Option<Squares>, g: &[T]) -> &'s mut [Lanes] {
     match asked {
-        Some(squares) if squares.place == g.as_ptr().addr() && !squares.done && g.len() <= PIECE => {
+        Some(squares) if squares.place == place(g) && !squares.done => {
             squares.done = true;
-            &mut squares.lanes[..g.len().div_ceil(BLOCK)]
+            &mut squares.lanes
         }
         _ => &mut [],
     }

@@ -3,6 +3,7 @@
 //! The passes are the only loops of the elementwise rules; mostly a rule calls them through its [`StateView`](super::StateView). Each hands the old value
 //! of an element to a closure and stores what it returns. They and the sums are compiled for several instruction sets, of which the best one that the processor has runs; the bits are the same on all.
 
+mod ahead;
 mod instructions;
 mod pass;
 mod product;

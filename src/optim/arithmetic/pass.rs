@@ -1,38 +1,42 @@
 //! The loops of the elementwise rules.
+//!
+//! The loops over a strip read and write arrays by numbers of places, and elements of the state through copies: only so does the compiler keep in mind
+//! that the arrays don't overlap, which it would check again for each strip.
 
 use std::ops::Range;
 
 use super::Float;
+use super::ahead::{LINE, ask_ahead};
 use super::instructions::vectorized;
 use super::sums::{BLOCK, Lanes, add_squares_to};
 
-/// Bytes of a line of the cache, and of the widest vector.
-const LINE: usize = 64;
-/// Elements that are updated before the squares of their gradients are summed: few enough to stay in the first-level cache, and for the processor to do
-/// one while it waits for the memory of the other.
-const STRIP: usize = 256;
+/// Elements that are updated before the squares of their gradients are summed: few enough for the processor to do one while it waits for the other's
+/// memory or divisions.
+const STRIP: usize = 128;
+/// The same where an update does so little that the ends of loops would cost more.
+const LONG_STRIP: usize = 256;
 
-/// The places of a strip, of [`count`] in all. All but the first, which is short, begin at the start of a cache line. Arrays of one length mostly lie
-/// alike, so this aligns all of them; stores across lines cost half of the speed.
+/// The places of a strip of `len` elements, of [`count`] in all. All but the first, which is short, begin at the start of a cache line. Arrays of one
+/// length mostly lie alike, so this aligns all of them; stores across lines cost half of the speed.
 #[inline(always)]
-fn strip<T>(number: usize, p: &[T]) -> Range<usize> {
+fn strip<T>(number: usize, len: usize, p: &[T]) -> Range<usize> {
     let head = (LINE - p.as_ptr().addr() % LINE) % LINE / size_of::<T>();
-    let end = |number: usize| (head + number * STRIP).min(p.len());
+    let end = |number: usize| (head + number * len).min(p.len());
     number.checked_sub(1).map_or(0, end)..end(number)
 }
 
 #[inline(always)]
-fn count(len: usize) -> usize {
-    len.div_ceil(STRIP) + 1
+fn count(elements: usize, len: usize) -> usize {
+    elements.div_ceil(len) + 1
 }
 
-/// After a strip: adds the squares of gradients, one strip behind, to the sums of their block, if they are asked for.
+/// After a strip: adds the squares of an array's elements, one strip behind, to the sums of their block, if they are asked for.
 #[inline(always)]
-fn follow<T: Float>(number: usize, g: &[T], squares: &mut [Lanes]) {
+fn follow<T: Float>(number: usize, len: usize, x: &[T], squares: &mut [Lanes]) {
     if let Some(before) = number.checked_sub(1)
-        && let Some(sums) = squares.get_mut(before * STRIP / BLOCK)
+        && let Some(sums) = squares.get_mut(before * len / BLOCK)
     {
-        add_squares_to(sums, &g[before * STRIP..g.len().min(number * STRIP)]);
+        add_squares_to(sums, &x[before * len..x.len().min(number * len)]);
     }
 }
 
@@ -50,16 +54,18 @@ pub fn pass0<T: Float>(p: &mut [T], g: &[T], update: impl Fn(T, T) -> T) {
 pub(in crate::optim) fn square_pass0<T: Float>(p: &mut [T], g: &[T], squares: &mut [Lanes], update: impl Fn(T, T) -> T) {
     #[inline(always)]
     fn strips<T: Float>(p: &mut [T], g: &[T], squares: &mut [Lanes], update: impl Fn(T, T) -> T) {
-        for number in 0..count(p.len()) {
-            let at = strip(number, p);
+        for number in 0..count(p.len(), LONG_STRIP) {
+            let at = strip(number, LONG_STRIP, p);
             each(&mut p[at.clone()], &g[at.clone()], &update);
-            follow(number, g, squares);
+            ask_ahead(at, [p.as_ptr(), g.as_ptr()]);
+            follow(number, LONG_STRIP, g, squares);
         }
     }
     #[inline(always)]
     fn each<T: Float>(p: &mut [T], g: &[T], update: &impl Fn(T, T) -> T) {
-        for (p, &g) in p.iter_mut().zip(g) {
-            *p = update(*p, g);
+        assert!(p.len() == g.len());
+        for i in 0..p.len() {
+            p[i] = update(p[i], g[i]);
         }
     }
     vectorized(
@@ -86,16 +92,20 @@ pub(in crate::optim) fn square_pass1<T: Float>(
 ) {
     #[inline(always)]
     fn strips<T: Float>(p: &mut [T], g: &[T], a: &mut [T], squares: &mut [Lanes], update: impl Fn(T, T, &mut T) -> T) {
-        for number in 0..count(p.len()) {
-            let at = strip(number, p);
+        for number in 0..count(p.len(), STRIP) {
+            let at = strip(number, STRIP, p);
             each(&mut p[at.clone()], &g[at.clone()], &mut a[at.clone()], &update);
-            follow(number, g, squares);
+            ask_ahead(at, [p.as_ptr(), g.as_ptr(), a.as_ptr()]);
+            follow(number, STRIP, g, squares);
         }
     }
     #[inline(always)]
     fn each<T: Float>(p: &mut [T], g: &[T], a: &mut [T], update: &impl Fn(T, T, &mut T) -> T) {
-        for ((p, &g), a) in p.iter_mut().zip(g).zip(a) {
-            *p = update(*p, g, a);
+        assert!(p.len() == g.len() && p.len() == a.len());
+        for i in 0..p.len() {
+            let mut x = a[i];
+            p[i] = update(p[i], g[i], &mut x);
+            a[i] = x;
         }
     }
     vectorized(
@@ -122,16 +132,20 @@ pub(in crate::optim) fn square_pass2<T: Float>(
 ) {
     #[inline(always)]
     fn strips<T: Float>(p: &mut [T], g: &[T], a: &mut [T], b: &mut [T], squares: &mut [Lanes], update: impl Fn(T, T, &mut T, &mut T) -> T) {
-        for number in 0..count(p.len()) {
-            let at = strip(number, p);
+        for number in 0..count(p.len(), STRIP) {
+            let at = strip(number, STRIP, p);
             each(&mut p[at.clone()], &g[at.clone()], &mut a[at.clone()], &mut b[at.clone()], &update);
-            follow(number, g, squares);
+            ask_ahead(at, [p.as_ptr(), g.as_ptr(), a.as_ptr(), b.as_ptr()]);
+            follow(number, STRIP, g, squares);
         }
     }
     #[inline(always)]
     fn each<T: Float>(p: &mut [T], g: &[T], a: &mut [T], b: &mut [T], update: &impl Fn(T, T, &mut T, &mut T) -> T) {
-        for ((p, &g), (a, b)) in p.iter_mut().zip(g).zip(a.iter_mut().zip(b)) {
-            *p = update(*p, g, a, b);
+        assert!(p.len() == g.len() && p.len() == a.len() && p.len() == b.len());
+        for i in 0..p.len() {
+            let (mut x, mut y) = (a[i], b[i]);
+            p[i] = update(p[i], g[i], &mut x, &mut y);
+            (a[i], b[i]) = (x, y);
         }
     }
     vectorized(
@@ -144,16 +158,16 @@ pub(in crate::optim) fn square_pass2<T: Float>(
 /// One pass over parameters, gradients and three state arrays, which have one length.
 #[inline]
 pub fn pass3<T: Float>(p: &mut [T], g: &[T], [a, b, c]: [&mut [T]; 3], update: impl Fn(T, T, &mut T, &mut T, &mut T) -> T) {
-    square_pass3(p, g, [a, b, c], &mut [], update);
+    square_pass3(p, g, [a, b, c], [&mut [], &mut [], &mut []], update);
 }
 
-/// As [`pass3`]; adds the squares of gradients to the sums of their blocks, of which there may be none.
+/// As [`pass3`]; adds the squares of new parameters, of gradients and of the new third state array to the sums of their blocks, of which there may be none.
 #[inline]
 pub(in crate::optim) fn square_pass3<T: Float>(
     p: &mut [T],
     g: &[T],
     [a, b, c]: [&mut [T]; 3],
-    squares: &mut [Lanes],
+    squares: [&mut [Lanes]; 3],
     update: impl Fn(T, T, &mut T, &mut T, &mut T) -> T,
 ) {
     #[inline(always)]
@@ -163,11 +177,11 @@ pub(in crate::optim) fn square_pass3<T: Float>(
         a: &mut [T],
         b: &mut [T],
         c: &mut [T],
-        squares: &mut [Lanes],
+        [of_p, of_g, of_c]: [&mut [Lanes]; 3],
         update: impl Fn(T, T, &mut T, &mut T, &mut T) -> T,
     ) {
-        for number in 0..count(p.len()) {
-            let at = strip(number, p);
+        for number in 0..count(p.len(), STRIP) {
+            let at = strip(number, STRIP, p);
             each(
                 &mut p[at.clone()],
                 &g[at.clone()],
@@ -176,13 +190,19 @@ pub(in crate::optim) fn square_pass3<T: Float>(
                 &mut c[at.clone()],
                 &update,
             );
-            follow(number, g, squares);
+            ask_ahead(at, [p.as_ptr(), g.as_ptr(), a.as_ptr(), b.as_ptr(), c.as_ptr()]);
+            follow(number, STRIP, p, of_p);
+            follow(number, STRIP, g, of_g);
+            follow(number, STRIP, c, of_c);
         }
     }
     #[inline(always)]
     fn each<T: Float>(p: &mut [T], g: &[T], a: &mut [T], b: &mut [T], c: &mut [T], update: &impl Fn(T, T, &mut T, &mut T, &mut T) -> T) {
-        for ((p, &g), ((a, b), c)) in p.iter_mut().zip(g).zip(a.iter_mut().zip(b).zip(c)) {
-            *p = update(*p, g, a, b, c);
+        assert!(p.len() == g.len() && p.len() == a.len() && p.len() == b.len() && p.len() == c.len());
+        for i in 0..p.len() {
+            let (mut x, mut y, mut z) = (a[i], b[i], c[i]);
+            p[i] = update(p[i], g[i], &mut x, &mut y, &mut z);
+            (a[i], b[i], c[i]) = (x, y, z);
         }
     }
     vectorized(

@@ -1,7 +1,7 @@
 //! LAMB.
 
 use crate::Result;
-use crate::optim::arithmetic::{PIECE, add_squares, lerp, pass1, pass3, powi};
+use crate::optim::arithmetic::{BLOCK, Lanes, PIECE, lerp, pass1, powi, square_pass3, sum_of_lanes};
 use crate::optim::options::{Check, options};
 use crate::optim::{Float, Rule, StateArray, StateView, Step};
 
@@ -24,6 +24,10 @@ options! {
         maximize: bool = false;
     }
 }
+
+/// Elements that go through the first pass at a time: their directions stay in the second-level cache, and are needed for their norm alone.
+const LONG: usize = 4 * PIECE;
+const BLOCKS: usize = LONG / BLOCK;
 
 impl Lamb {
     /// The numbers of step `t`.
@@ -66,21 +70,24 @@ impl Rule for Lamb {
         let step = self.numbers(state.count());
         let descent = step.descent();
         let [rest1, beta2, rest2, _, correction1, eps, decay, correction2] = step.numbers();
-        let [average, square] = state.arrays(["exp_avg", "exp_avg_sq"]);
+        let ([average, square], of_gradient) = state.arrays_and_squares(["exp_avg", "exp_avg_sq"], g);
+        let mut of_gradient = of_gradient.chunks_mut(BLOCKS);
         // Computed twice, for the norm and for the step: cheaper than memory for it.
         let direction = {
             #[inline(always)]
             move |p: T, m: T, v: T| m / correction1 / ((v / correction2).sqrt() + eps) + decay * p
         };
         let (mut squares, mut step_squares) = (0.0, 0.0);
-        let mut directions = vec![T::ZERO; p.len().min(PIECE)];
-        let pieces = p.chunks_mut(PIECE).zip(g.chunks(PIECE));
-        for ((p, g), (m, v)) in pieces.zip(average.chunks_mut(PIECE).zip(square.chunks_mut(PIECE))) {
-            let directions = &mut directions[..g.len()];
-            pass3(
-                directions,
+        let mut directions = vec![T::ZERO; p.len().min(LONG)];
+        let pieces = p.chunks_mut(LONG).zip(g.chunks(LONG));
+        for ((p, g), (m, v)) in pieces.zip(average.chunks_mut(LONG).zip(square.chunks_mut(LONG))) {
+            let mut sums = [[Lanes::default(); BLOCKS]; 2];
+            let [of_directions, of_p] = sums.each_mut().map(|sums| &mut sums[..g.len().div_ceil(BLOCK)]);
+            square_pass3(
+                &mut directions[..g.len()],
                 g,
                 [m, v, p],
+                [&mut *of_directions, of_gradient.next().unwrap_or_default(), &mut *of_p],
                 #[inline(always)]
                 move |_, g, m, v, p| {
                     let g = descent.of(g, T::ZERO);
@@ -89,8 +96,8 @@ impl Rule for Lamb {
                     direction(*p, *m, *v)
                 },
             );
-            add_squares(&mut squares, p);
-            add_squares(&mut step_squares, directions);
+            let add = |total, sums: &mut [Lanes]| sums.iter().fold(total, |sum, lanes| sum + sum_of_lanes(*lanes));
+            (squares, step_squares) = (add(squares, of_p), add(step_squares, of_directions));
         }
         let (norm, step_norm) = (squares.sqrt(), step_squares.sqrt());
         let step_size = T::of(Self::step_size(step.numbers[3], norm, step_norm));

@@ -334,18 +334,31 @@ fn dense_cases() -> impl Iterator<Item = (&'static str, Value, DType)> {
 #[test]
 fn norms_have_the_same_bits_before_an_update_and_in_it() {
     let n = 9 * PIECE - 7;
-    for (kind, dtype) in [Norm::One, Norm::Two, Norm::Inf]
-        .into_iter()
-        .zip([DType::F32, DType::F64, DType::F32])
-    {
+    // Passes over none to three arrays of state, and the pass of LAMB, which sums more.
+    let rules: [(&str, Value); 5] = [
+        ("SGD", json!({"lr": 0.1})),
+        ("SGD", json!({"lr": 0.1, "momentum": 0.9})),
+        ("Adam", json!({})),
+        ("Adam", json!({"amsgrad": true})),
+        ("LAMB", json!({})),
+    ];
+    let same = |(name, options): &(&str, Value), kind: Norm, dtype: DType| {
         let p = tensor(dtype, &[n], 1).parameter().unwrap();
-        let mut optimizer = Optimizer::new(crate::optim::Sgd::new(0.1), vec![p]).unwrap();
+        let mut optimizer = Optimizer::new(OptimizerSpec::from_json(name, options).unwrap(), vec![p]).unwrap();
         let gradient = Gradient::Dense(tensor(dtype, &[n], 2).data());
         let before = optimizer.check(vec![Some(gradient.clone())], kind).unwrap();
         let norm = before.norms().unwrap()[0];
         let during = optimizer.check(vec![Some(gradient)], kind).unwrap();
-        assert_eq!(optimizer.apply(during).unwrap()[0].norm, norm);
-        assert_eq!(optimizer.apply(before).unwrap()[0].norm, norm);
+        assert_eq!(optimizer.apply(during).unwrap()[0].norm, norm, "{name} {options} {kind:?} {dtype}");
+        assert_eq!(optimizer.apply(before).unwrap()[0].norm, norm, "{name} {options} {kind:?} {dtype}");
         assert!(norm.is_some_and(|norm| norm > 1.0));
+    };
+    for dtype in [DType::F32, DType::F64] {
+        rules.iter().for_each(|rule| same(rule, Norm::Two, dtype));
+        same(&rules[0], Norm::One, dtype);
+        same(&rules[0], Norm::Inf, dtype);
+        let threads = ComputeThreads::new(3);
+        same(&rules[2], Norm::Two, dtype);
+        drop(threads);
     }
 }
