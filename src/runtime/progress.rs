@@ -189,6 +189,7 @@ impl Duty for Wait<'_> {
             Some(_) => {
                 runtime.pool.relieve();
                 self.rested = true;
+                self.polls = 0; // a rest takes long
                 self.stirred = self.rest == Rest::Leading;
                 return Ok(Next::Rest);
             }
@@ -222,6 +223,7 @@ impl Wait<'_> {
         std::thread::yield_now();
         let end = Instant::now();
         runtime.spin.offered(end - start, end);
+        (self.now, self.polls) = (end, 0);
         if self.tidied.is_none_or(|before| end - before > runtime.pace.tick) {
             self.tidied = Some(end);
             runtime.pool.relieve();

@@ -101,6 +101,23 @@ fn woken_at_home() -> Outcome {
     ok(world.finish())
 }
 
+/// A waiter that sleeps at once sleeps no second time for as long when its time is up.
+fn limits_hold_for_sleepers() -> Outcome {
+    let world = World::init()?;
+    let to = (world.rank() + 1) % world.size();
+    let limit = Duration::from_millis(200);
+    let wait = |_| {
+        let future = world.call_async(to, nap, (2000,))?;
+        let begun = std::time::Instant::now();
+        assert!(future.wait_timeout(limit).is_err());
+        Ok(begun.elapsed())
+    };
+    let times = (0..4).map(wait).collect::<Result<Vec<_>>>()?;
+    // One that wasn't held up by others on its core.
+    assert!(times.iter().any(|time| *time < 2 * limit), "{times:?}");
+    ok(world.finish())
+}
+
 fn rings() -> Outcome {
     let world = World::init()?;
     let size = u64::from(world.size());
@@ -235,6 +252,11 @@ pub const CASES: &[Case] = &[
         ranks: &[0, 1, 2],
         env: &[("RANKGRAD_TICK_MS", "1000"), ("RANKGRAD_SPIN_US", "0")],
         ..Case::new("calls::to_oneself_wake_who_waits_for_them", woken_at_home)
+    },
+    Case {
+        ranks: &[0, 1, 2],
+        env: &[("RANKGRAD_TICK_MS", "1000"), ("RANKGRAD_SPIN_US", "0"), ("RANKGRAD_YIELD_MS", "0")],
+        ..Case::new("calls::limits_hold_for_those_who_sleep_at_once", limits_hold_for_sleepers)
     },
     Case::new("calls::nested_calls_in_rings_end", rings),
     Case {
