@@ -145,10 +145,10 @@ impl Runtime {
                         after.awaited = true;
                         if let Some((callback, reply)) = slot.complete(reply) {
                             self.callbacks.fetch_add(1, Ordering::SeqCst);
-                            after.rest.push(Rest::Call(Box::new(move || callback(reply))));
+                            after.chores.push(Chore::Call(Box::new(move || callback(reply))));
                         }
                     }
-                    None => after.rest.push(Rest::Reply(Box::new(reply))),
+                    None => after.chores.push(Chore::Reply(Box::new(reply))),
                 }
             }
             Action::BackwardDone { context, result } => {
@@ -157,13 +157,13 @@ impl Runtime {
                     slot.complete(result.map(|()| Delivered::default()));
                 }
             }
-            Action::Forget { context } => after.rest.push(Rest::Forget(context)),
+            Action::Forget { context } => after.chores.push(Chore::Forget(context)),
             // A user's `drop` may take its time, make calls, or panic: not on the thread that polls.
             Action::Garbage { values } if !values.iter().all(|v| self.executor.drops_at_once(v)) => {
                 self.callbacks.fetch_add(1, Ordering::SeqCst);
-                after.rest.push(Rest::Call(Box::new(move || drop(values))));
+                after.chores.push(Chore::Call(Box::new(move || drop(values))));
             }
-            Action::Garbage { values } => after.rest.push(Rest::Values(values)),
+            Action::Garbage { values } => after.chores.push(Chore::Values(values)),
             Action::Report { request, status } => {
                 if let Some(slot) = core.waiting.get(&request) {
                     slot.report(status);
@@ -192,15 +192,15 @@ impl Runtime {
         if std::mem::take(&mut after.awaited) {
             self.wake_leader();
         }
-        if after.rest.is_empty() {
+        if after.chores.is_empty() {
             return;
         }
-        for rest in after.rest.drain(..) {
-            match rest {
-                Rest::Call(call) => self.run_callback(call),
-                Rest::Forget(context) => self.executor.forget(context),
-                Rest::Reply(reply) => drop(reply),
-                Rest::Values(values) => drop(values),
+        for chore in after.chores.drain(..) {
+            match chore {
+                Chore::Call(call) => self.run_callback(call),
+                Chore::Forget(context) => self.executor.forget(context),
+                Chore::Reply(reply) => drop(reply),
+                Chore::Values(values) => drop(values),
             }
         }
     }

@@ -111,13 +111,13 @@ struct Core {
 #[derive(Default)]
 struct After {
     todos: Vec<Todo>,
-    rest: Vec<Rest>,
+    chores: Vec<Chore>,
     /// Something happened that a thread of this rank may wait for.
     awaited: bool,
 }
 
 /// What is to be done beside work, and is mostly little.
-enum Rest {
+enum Chore {
     /// Runs a callback that has been counted.
     Call(Box<dyn FnOnce() + Send>),
     /// Drops a reply nobody waits for.
