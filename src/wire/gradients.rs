@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Payload, decode_error, write};
+use super::{Payload, as_sent, decode_error, write};
 use crate::Result;
-use crate::tensor::{DType, Data, Device, Element, Gradient, RowSparse};
+use crate::tensor::{DType, Data, Element, Gradient, RowSparse};
 
 #[derive(Serialize, Deserialize)]
 enum Slot {
@@ -25,14 +25,12 @@ pub(crate) fn encode_gradients(gradients: Vec<Option<Gradient>>) -> Result<Paylo
         slots.push(match gradient {
             None => Slot::Absent,
             Some(Gradient::Dense(data)) => {
-                payload.segments.push(data.to(Device::Cpu)?.to_contiguous()); // as tensors are
+                payload.segments.push(as_sent(data)?);
                 Slot::Dense
             }
             Some(Gradient::Sparse(sparse)) => {
                 let rows = ndarray::Array1::from_vec(sparse.rows).into_dyn().into_shared();
-                payload
-                    .segments
-                    .extend([Data::I64(rows), sparse.values.to(Device::Cpu)?.to_contiguous()]);
+                payload.segments.extend([Data::I64(rows), as_sent(sparse.values)?]);
                 Slot::Sparse { shape: sparse.shape }
             }
         });

@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 
 use crate::autograd::{Edge, Node, reach};
 use crate::protocol::{CrossingId, Message, RefId, RequestId};
-use crate::tensor::{Data, Spec};
+use crate::tensor::{Data, Device, Spec};
 use crate::{Error, ErrorKind, Result, spare};
 
 pub(crate) use gradients::{decode_gradients, encode_gradients};
@@ -243,6 +243,18 @@ pub(crate) fn parse_header(mut header: Vec<u8>, segments: Vec<Data>) -> Result<(
 /// Whether a header is that of the answer to a request of this rank.
 pub(crate) fn answers(header: &[u8], request: RequestId) -> bool {
     matches!(message::read(header), Ok((Message::Reply { id, .. }, ..)) if id == request)
+}
+
+/// An array as it travels: ranks send each other memory of theirs, never a GPU's, and in row-major order. So it is in a call to oneself, too: a BLAS gives other
+/// bits for other strides.
+fn as_sent(mut data: Data) -> Result<Data> {
+    if data.device() != Device::Cpu {
+        data = data.to(Device::Cpu)?;
+    }
+    if !data.is_contiguous() {
+        data = data.to_contiguous();
+    }
+    Ok(data)
 }
 
 /// Leaves a reference with the encoder.

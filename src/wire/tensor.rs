@@ -4,22 +4,14 @@ use serde::de::Error as _;
 use serde::ser::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::{DECODER, ENCODER};
+use super::{DECODER, ENCODER, as_sent};
 use crate::autograd::Edge;
-use crate::tensor::{Device, Tensor};
+use crate::tensor::Tensor;
 
 /// As an argument or a result of a call. The shape, the dtype and, in a recorded call, whether a gradient is required travel along.
 impl Serialize for Tensor {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        // Ranks send each other memory of theirs, never a GPU's.
-        let mut data = self.data();
-        if data.device() != Device::Cpu {
-            data = data.to(Device::Cpu).map_err(S::Error::custom)?;
-        }
-        // As other ranks get it, also in a call to oneself: a BLAS gives other bits for other strides.
-        if !data.is_contiguous() {
-            data = data.to_contiguous();
-        }
+        let data = as_sent(self.data()).map_err(S::Error::custom)?;
         let place = ENCODER.with_borrow_mut(|encoder| {
             let encoder = encoder.as_mut()?;
             let edge = encoder.record.then(|| self.edge()).flatten();
