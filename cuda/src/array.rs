@@ -280,6 +280,19 @@ impl<T: Scalar> Array<T> {
         self.region.block.read(self.region.start, bytes_mut(elements))
     }
 
+    /// Gives the bytes of the elements to `each`, up to 4 MiB at a time: for an array that the host has no room for. Blocks until all work before is
+    /// done, and not for work that others ask for meanwhile.
+    ///
+    /// # Errors
+    /// What `each` returns; [`Error::Driver`].
+    pub fn read_in_parts<E: From<Error>>(&self, each: impl FnMut(&[u8]) -> std::result::Result<(), E>) -> std::result::Result<(), E> {
+        if self.length == 0 {
+            return Ok(());
+        }
+        let region = &self.region;
+        region.block.read_in_parts(region.start, self.length * size_of::<T>(), each)
+    }
+
     /// A copy of its own.
     ///
     /// # Errors

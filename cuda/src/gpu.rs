@@ -36,6 +36,7 @@ pub(crate) struct Inner {
     functions: Mutex<HashMap<String, Function>>,
     pub stream: Stream,
     pub copies: Stream,
+    pub reads: Stream,
     modules: Vec<Module>,
     /// The last to be dropped.
     context: Context,
@@ -103,6 +104,7 @@ impl Gpu {
             .map_err(failed("loading the kernels"))?;
         let stream = Stream::new(StreamFlags::NON_BLOCKING, None).map_err(failed("cuStreamCreate"))?;
         let copies = Stream::new(StreamFlags::NON_BLOCKING, None).map_err(failed("cuStreamCreate"))?;
+        let reads = Stream::new(StreamFlags::NON_BLOCKING, None).map_err(failed("cuStreamCreate"))?;
         let inner = Arc::new(Inner {
             ordinal,
             name,
@@ -112,6 +114,7 @@ impl Gpu {
             functions: Mutex::default(),
             stream,
             copies,
+            reads,
             modules,
             context,
         });
@@ -295,6 +298,7 @@ impl Drop for Inner {
         // Errors have nobody to go to here: what the driver doesn't free, it frees with the process.
         let _ = CurrentContext::set_current(&self.context);
         let _ = self.copies.synchronize();
+        let _ = self.reads.synchronize();
         let _ = self.stream.synchronize();
         lock(&self.staging).free();
         lock(&self.pool).free_all();

@@ -121,19 +121,49 @@ impl Block {
 
     /// Reads from it. Blocks until the work before is done and the bytes are there.
     pub fn read(&self, offset: usize, target: &mut [u8]) -> Result<()> {
-        let (gpu, source) = (&self.gpu, self.pointer()? + offset as u64);
+        let source = self.begin_read()? + offset as u64;
+        let mut parts = target.chunks_mut(STAGING).enumerate();
+        parts.try_for_each(|(n, part)| self.read_part(source + (n * STAGING) as u64, part))
+    }
+
+    /// Gives its bytes to `each`, some at a time. Blocks until the work before is done, and not for what is asked of the device meanwhile.
+    pub fn read_in_parts<E: From<Error>>(
+        &self,
+        offset: usize,
+        length: usize,
+        mut each: impl FnMut(&[u8]) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        let source = self.begin_read()? + offset as u64;
+        let mut bytes = vec![0; length.min(STAGING)];
+        for start in (0..length).step_by(STAGING) {
+            let part = &mut bytes[..STAGING.min(length - start)];
+            self.read_part(source + start as u64, part)?;
+            each(part)?;
+        }
+        Ok(())
+    }
+
+    /// Its address, for reads after the work before.
+    fn begin_read(&self) -> Result<u64> {
+        let (gpu, pointer) = (&self.gpu, self.pointer()?);
+        gpu.bind()?;
+        let before = gpu.0.event(&gpu.0.stream, gpu)?;
+        gpu.0.wait_for(&gpu.0.reads, before, gpu)?;
+        Ok(pointer)
+    }
+
+    /// Reads at most STAGING bytes.
+    fn read_part(&self, source: u64, part: &mut [u8]) -> Result<()> {
+        let gpu = &self.gpu;
         gpu.bind()?;
         let mut staging = lock(&gpu.0.staging);
-        for (n, part) in target.chunks_mut(STAGING).enumerate() {
-            let half = staging.half(0, gpu)?;
-            let stream = gpu.0.stream.as_inner();
-            // SAFETY: the half is pinned memory of STAGING bytes that nobody else uses while it is locked, and is waited for below.
-            let code = unsafe { sys::cuMemcpyDtoHAsync_v2(half.cast(), source + (n * STAGING) as u64, part.len(), stream) };
-            gpu.check(code, "copying from the device")?;
-            gpu.0.stream.synchronize().map_err(|_| gpu.failed("copying from the device"))?;
-            // SAFETY: the copy is done; both sides hold as many bytes.
-            unsafe { std::ptr::copy_nonoverlapping(half, part.as_mut_ptr(), part.len()) };
-        }
+        let half = staging.half(0, gpu)?;
+        // SAFETY: the half is pinned memory of STAGING bytes that nobody else uses while it is locked, and is waited for below.
+        let code = unsafe { sys::cuMemcpyDtoHAsync_v2(half.cast(), source, part.len(), gpu.0.reads.as_inner()) };
+        gpu.check(code, "copying from the device")?;
+        gpu.0.reads.synchronize().map_err(|_| gpu.failed("copying from the device"))?;
+        // SAFETY: the copy is done; both sides hold as many bytes.
+        unsafe { std::ptr::copy_nonoverlapping(half, part.as_mut_ptr(), part.len()) };
         Ok(())
     }
 }

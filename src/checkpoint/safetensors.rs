@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::file::{NewFile, Sum, format, io_error};
 use crate::Result;
-use crate::tensor::{DType, Data, Device, Element, Tensor};
+use crate::tensor::{DType, Data, Element, Tensor};
 
 /// An array and its name.
 #[derive(Debug, Clone)]
@@ -88,15 +88,13 @@ fn write_array(file: &mut NewFile, data: Data) -> Result<()> {
     fn bytes<T: bytemuck::NoUninit>(array: &ndarray::ArcArray<T, ndarray::IxDyn>) -> &[u8] {
         array.as_slice().map(bytemuck::cast_slice).unwrap_or_default()
     }
-    let data = data.to(Device::Cpu)?.to_contiguous();
-    file.write(match &data {
-        Data::F32(array) => bytes(array),
-        Data::F64(array) => bytes(array),
-        Data::I64(array) => bytes(array),
-        Data::Bool(array) => bytes(array),
-        // It was copied from there.
-        Data::Cuda(_) => &[],
-    })
+    match &data.to_contiguous() {
+        Data::F32(array) => file.write(bytes(array)),
+        Data::F64(array) => file.write(bytes(array)),
+        Data::I64(array) => file.write(bytes(array)),
+        Data::Bool(array) => file.write(bytes(array)),
+        Data::Cuda(array) => array.read_in_parts(|part| file.write(part)),
+    }
 }
 
 /// A file of arrays, to be read one by one.

@@ -423,14 +423,14 @@ fn memory_of_a_save(world: &World) -> Result<()> {
         optimizer.step(&ctx)?;
         while !saving.is_done() {
             optimizer.step(&ctx)?;
+            // The driver that needs no GPU computes under a lock, which the writer needs too.
+            std::thread::sleep(std::time::Duration::from_millis(20));
         }
         assert!(saving.wait()?.bytes >= shard);
     }
     let growth = memory("VmHWM:")?.saturating_sub(before);
-    // The driver that needs no GPU has its memory here. What is written from there comes through the host, an array of the three at a time,
-    // by pinned memory.
-    let passing = if on_gpus() { shard / 3 + shard / 6 } else { 0 };
-    assert!(growth < shard + shard / 8 + passing, "{growth} bytes more, for a shard of {shard}");
+    // The driver that needs no GPU has its memory here, too; what is written from there comes through the host piece by piece.
+    assert!(growth < shard + shard / 8, "{growth} bytes more, for a shard of {shard}");
     Ok(())
 }
 

@@ -280,8 +280,10 @@ fn perform(memory: &mut Memory, work: Work) -> Result<(), u32> {
             unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), target as *mut u8, bytes) };
         }
         Work::Within { target, source, bytes } => {
-            let copied = memory.reach(source, bytes).ok_or(ILLEGAL_ADDRESS)?.to_vec();
-            memory.reach(target, bytes).ok_or(ILLEGAL_ADDRESS)?.copy_from_slice(&copied);
+            let source = memory.reach(source, bytes).ok_or(ILLEGAL_ADDRESS)?.as_ptr();
+            let target = memory.reach(target, bytes).ok_or(ILLEGAL_ADDRESS)?;
+            // SAFETY: both hold as many bytes, and nothing is freed between; a copy within one allocation may overlap.
+            unsafe { std::ptr::copy(source, target.as_mut_ptr(), bytes) };
         }
         Work::Fill { target, byte, bytes } => memory.reach(target, bytes).ok_or(ILLEGAL_ADDRESS)?.fill(byte),
         Work::Launch {

@@ -263,6 +263,11 @@ impl CudaArray {
         })
     }
 
+    /// Gives the bytes of the elements to `each`, some at a time. Blocks for the work before.
+    pub(crate) fn read_in_parts(&self, each: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        each!(&self.elements, a => a.read_in_parts(each))
+    }
+
     /// The same elements in a shape that holds as many.
     pub(crate) fn reshaped(self, shape: &[usize]) -> Self {
         CudaArray {
