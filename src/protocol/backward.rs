@@ -13,6 +13,8 @@
 //! needs no marks of its own: each gradient takes the list along, and the rank that it meets first marks what it sent of it.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::ids::{ContextId, CrossingId, TaskId};
 use super::liveness::Probes;
@@ -36,6 +38,9 @@ pub(crate) enum Input<P> {
     SeedIfKnown,
     /// Give a crossing its gradients.
     Gradient(CrossingId, P),
+    /// After what came before: commit, if no gradients go on from here, in `Fast` mode none are expected any more (so many are, less those that came, on
+    /// all ranks that were heard), and the permit is still there.
+    CommitIfLast { balance: i64, permit: Permit },
     /// Add what was accumulated to the context's gradients.
     Commit,
     /// Forget what was accumulated; say which calls got no gradient.
@@ -53,6 +58,8 @@ pub(crate) struct Output<P> {
     pub gradients: Vec<(CrossingId, P)>,
     /// Crossings that `ExpectAll` marked.
     pub expected: usize,
+    /// It has committed, as `CommitIfLast` asked.
+    pub committed: bool,
     /// Recorded calls that no gradient came for.
     pub unreached: Vec<String>,
     /// What failed.
@@ -66,6 +73,7 @@ impl<P> Default for Output<P> {
             known: None,
             gradients: Vec::new(),
             expected: 0,
+            committed: false,
             unreached: Vec::new(),
             error: None,
         }
@@ -109,6 +117,23 @@ pub(super) struct Backward<P> {
     pub(super) probes: Probes,
 }
 
+/// To commit, once: for the engine, unless it is taken away before.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Permit(Arc<AtomicBool>);
+
+impl Permit {
+    /// Whether it was still there.
+    pub(crate) fn take(&self) -> bool {
+        !self.0.swap(true, Ordering::SeqCst)
+    }
+}
+
+impl PartialEq for Permit {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
 /// Who commits, if the root leaves it to another rank.
 #[derive(Debug, Default)]
 struct Last {
@@ -116,6 +141,8 @@ struct Last {
     left_to: Option<u32>,
     /// On that rank: it is to commit.
     mine: bool,
+    /// What the engine of that rank needs for it, and a recall takes away.
+    permit: Option<Permit>,
     /// The root has recalled it, as far as this rank has heard.
     recalled: bool,
     /// That rank has committed.
@@ -173,6 +200,12 @@ impl<P> Backward<P> {
             self.root && to != me && self.last.left_to.is_none() && self.outstanding == 0 && self.inbox.is_empty() && self.due.is_empty();
         let is_to = |rank: &u32| *rank == to;
         (alone && gradients.iter().all(|(crossing, _)| crossing.rank() == to) && self.children.iter().all(is_to)).then_some(to)
+    }
+
+    /// Whether it is this rank's to commit, should its engine end here.
+    fn commits_next(&self) -> bool {
+        let flows = self.phase == Phase::Flowing && self.failed.is_none();
+        flows && self.last.mine && !self.last.recalled && self.outstanding == 0 && self.children.is_empty()
     }
 
     fn fail(&mut self, rank: u32, error: Error) {
@@ -304,7 +337,8 @@ impl<V: Clone, P: Default> Rank<V, P> {
                 backward.inbox.push(Input::Gradient(crossing, payload));
             }
             Part::Recall => {
-                let recalled = !matches!(backward.phase, Phase::Settling { .. });
+                let too_late = backward.last.permit.take().is_some_and(|permit| !permit.take());
+                let recalled = !too_late && !matches!(backward.phase, Phase::Settling { .. });
                 backward.last.recalled |= recalled;
                 let answer = Answer {
                     recalled,
@@ -335,6 +369,11 @@ impl<V: Clone, P: Default> Rank<V, P> {
         if let Some(error) = output.error {
             backward.fail(me, error);
         }
+        if output.committed {
+            backward.last.done = true;
+            backward.phase = Phase::Settling { commit: true };
+        }
+        backward.last.permit = None;
         if let Some(known) = output.known {
             backward.phase = Phase::Flowing;
             backward.known = Some(known);
@@ -472,7 +511,12 @@ impl<V: Clone, P: Default> Rank<V, P> {
         let Some(backward) = self.backwards.get_mut(&context) else { return };
         if !backward.inbox.is_empty() {
             backward.running = true;
-            let inputs = std::mem::take(&mut backward.inbox);
+            let mut inputs = std::mem::take(&mut backward.inbox);
+            if backward.commits_next() {
+                let (balance, permit) = (backward.balance, Permit::default());
+                backward.last.permit = Some(permit.clone());
+                inputs.push(Input::CommitIfLast { balance, permit });
+            }
             backward.doing.append(&mut backward.due);
             let retain_graph = backward.manner.retain_graph;
             self.actions.push(Action::Engine {
