@@ -92,7 +92,7 @@ impl Program {
 
 fn check(ops: &[Op]) -> Result<()> {
     // All values and gradients are held to the end, so that nothing can be written in place or taken again.
-    let held: Arc<Mutex<Vec<(Gradient, Vec<u64>)>>> = Arc::default();
+    let held = Arc::new(Mutex::new(Vec::<(Gradient, Vec<u64>)>::new()));
     let all = Mutex::new(Vec::new());
     let copying = run(ops, |value| {
         let held = held.clone();
@@ -115,7 +115,7 @@ fn check(ops: &[Op]) -> Result<()> {
         if retain {
             let first: Vec<Option<Gradient>> = program.leaves.iter().map(Tensor::grad).collect();
             program.leaves.iter().for_each(Tensor::zero_grad);
-            backward(&[program.loss.clone()], false)?;
+            backward(std::slice::from_ref(&program.loss), false)?;
             assert_eq!((program.gradients(), program.outputs()), (gradients.clone(), outputs.clone()));
             let first: Vec<_> = first.iter().map(|gradient| gradient.as_ref().map(gradient_bits)).collect();
             assert_eq!(first, gradients);
