@@ -5,6 +5,7 @@ use std::sync::Arc;
 use ndarray::{ArcArray, Array, ArrayBase, ArrayD, Dimension, IxDyn, OwnedRepr};
 
 use super::graph::Edge;
+use super::reuse::{Give, Kept};
 use super::{DType, Data, Device, Element, Gradient, HookHandle, IntoShape, Leaf, shape};
 use crate::{ErrorKind, Result};
 
@@ -33,7 +34,7 @@ struct Inner {
 }
 
 enum Content {
-    Fixed(Data),
+    Fixed(Kept<Data>),
     Leaf(Arc<Leaf>),
 }
 
@@ -46,7 +47,7 @@ impl Tensor {
 
     /// A tensor of these values, without a copy.
     pub fn from_data(data: Data) -> Self {
-        Tensor::new(Content::Fixed(data), None)
+        Tensor::new(Content::Fixed(Kept::new(data)), None)
     }
 
     /// A tensor of an ndarray `Array` or `ArcArray` of any dimension, without a copy.
@@ -111,7 +112,7 @@ impl Tensor {
 
     /// A tensor whose gradient goes to `edge`: a computed or received one.
     pub(crate) fn with_edge(data: Data, edge: Edge) -> Self {
-        Tensor::new(Content::Fixed(data), Some(edge))
+        Tensor::new(Content::Fixed(Kept::new(data)), Some(edge))
     }
 
     /// A tensor of a leaf.
@@ -256,7 +257,7 @@ impl Tensor {
     /// Blocks while an update of the leaf is under way.
     pub fn data(&self) -> Data {
         match &self.0.content {
-            Content::Fixed(data) => data.clone(),
+            Content::Fixed(data) => Data::clone(data),
             Content::Leaf(leaf) => leaf.data(),
         }
     }
@@ -267,7 +268,7 @@ impl Tensor {
             Ok(Inner {
                 content: Content::Fixed(data),
                 ..
-            }) => data,
+            }) => data.into_inner(),
             Ok(Inner {
                 content: Content::Leaf(leaf),
                 edge,
@@ -344,8 +345,8 @@ impl Tensor {
 
     /// Forgets the gradient gathered for this leaf.
     pub fn zero_grad(&self) {
-        if let Some(leaf) = self.leaf() {
-            drop(leaf.take_grad());
+        if let Some(Gradient::Dense(data)) = self.leaf().and_then(|leaf| leaf.take_grad()) {
+            data.give();
         }
     }
 

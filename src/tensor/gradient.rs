@@ -2,6 +2,7 @@
 
 use ndarray::{ArcArray, ArrayD, Axis, IxDyn, Slice};
 
+use super::reuse::Give;
 use super::{DType, Data, Device, Element, Float, Spec, shape};
 use crate::{ErrorKind, Result};
 
@@ -355,9 +356,10 @@ impl From<Data> for Gradient {
 fn add<T: Float>(sum: &mut ArcArray<T, IxDyn>, mut other: ArcArray<T, IxDyn>) {
     if sum.is_unique() {
         sum.zip_mut_with(&other, |a, &b| *a += b);
+        other.give();
     } else if other.is_unique() {
         other.zip_mut_with(sum, |b, &a| *b = a + *b);
-        *sum = other;
+        std::mem::replace(sum, other).give();
     } else {
         *sum = ndarray::Zip::from(&*sum).and(&other).map_collect(|&a, &b| a + b).into_shared();
     }

@@ -10,6 +10,7 @@ mod hooks;
 pub mod init;
 mod leaf;
 mod ops;
+mod reuse;
 mod shape;
 #[cfg(test)]
 mod tests;

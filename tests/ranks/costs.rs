@@ -86,8 +86,53 @@ fn costs(world: &World) -> Result<()> {
     ctx.release()
 }
 
-pub const CASES: &[Case] = &[Case {
-    ranks: &[2],
-    alone: true,
-    ..Case::new("costs::calls_and_steps_take_two_messages_and_few_allocations", || led(costs))
-}];
+/// Steps of a model on one rank take the memory of the steps before.
+fn training_takes_no_large_arrays(_: &World) -> Result<()> {
+    const BATCH: usize = 100;
+    let widths = [64, 256, 128, 10];
+    let mut layers = Vec::new();
+    for pair in widths.windows(2) {
+        let weights = (0..pair[0] * pair[1]).map(|i| ((i * 37) % 97) as f64 / 970.0 - 0.05).collect();
+        let weight = Tensor::from_vec(weights, [pair[0], pair[1]])?.parameter()?;
+        layers.push((weight, Tensor::from_vec(vec![0.01; pair[1]], pair[1])?.parameter()?));
+    }
+    let x = Tensor::from_vec((0..BATCH * 64).map(|i| (i % 17) as f64 / 16.0).collect(), [BATCH, 64])?;
+    let labels = Tensor::from_vec((0..BATCH).map(|i| (i % 10) as i64).collect(), BATCH)?;
+    let step = || -> Result<()> {
+        let mut y = x.clone();
+        for (i, (weight, bias)) in layers.iter().enumerate() {
+            y = (y.matmul(weight)? + bias)?;
+            if i + 1 < layers.len() {
+                y = y.relu()?;
+            }
+        }
+        y.cross_entropy(&labels)?.backward()?;
+        layers.iter().for_each(|(weight, bias)| {
+            weight.zero_grad();
+            bias.zero_grad();
+        });
+        Ok(())
+    };
+    (0..5).try_for_each(|_| step())?;
+    let before = ALLOCATOR.stats().bytes_allocated;
+    (0..ROUNDS).try_for_each(|_| step())?;
+    let bytes = (ALLOCATOR.stats().bytes_allocated - before) / ROUNDS;
+    // Its arrays of at least 16 KiB are 1.6 MB.
+    assert!(bytes < 150_000, "{bytes} bytes are allocated in a step");
+    Ok(())
+}
+
+pub const CASES: &[Case] = &[
+    Case {
+        ranks: &[1],
+        alone: true,
+        ..Case::new("costs::training_takes_the_memory_of_the_step_before", || {
+            led(training_takes_no_large_arrays)
+        })
+    },
+    Case {
+        ranks: &[2],
+        alone: true,
+        ..Case::new("costs::calls_and_steps_take_two_messages_and_few_allocations", || led(costs))
+    },
+];

@@ -1,9 +1,10 @@
 //! Functions of one operand, element by element, and scalar forms of the arithmetic.
 
-use super::kernel::{map, update};
+use super::kernel::{map, map_in_place, update};
 use super::{Shared, on_gpu, record, with_float};
 use crate::Result;
 use crate::tensor::device::ops::unary;
+use crate::tensor::reuse::Kept;
 use crate::tensor::{Float, Tensor};
 
 /// Which form of GELU.
@@ -18,7 +19,7 @@ pub enum Gelu {
 
 /// `y = f(x)`; the adjoint is a function of the gradient and `x`.
 fn from_input<T: Float>(op: &'static str, x: &Tensor, f: impl Fn(T) -> T, d: impl Fn(T, T) -> T + Send + 'static) -> Result<Tensor> {
-    let input: Shared<T> = x.array()?;
+    let input: Kept<Shared<T>> = Kept::new(x.array()?);
     let y = map(&input, f);
     Ok(record(op, y, &[x], move |g, _| Ok(vec![Some(update(g, &input, &d))])))
 }
@@ -26,21 +27,14 @@ fn from_input<T: Float>(op: &'static str, x: &Tensor, f: impl Fn(T) -> T, d: imp
 /// `y = f(x)`; the adjoint is a function of the gradient and `y`.
 fn from_output<T: Float>(op: &'static str, x: &Tensor, f: impl Fn(T) -> T, d: impl Fn(T, T) -> T + Send + 'static) -> Result<Tensor> {
     let y = map(&x.array::<T>()?, f);
-    let saved = y.clone();
+    let saved = Kept::new(y.clone());
     Ok(record(op, y, &[x], move |g, _| Ok(vec![Some(update(g, &saved, &d))])))
 }
 
 /// `y = f(x)` with a constant slope; nothing is saved.
 fn linear<T: Float>(op: &'static str, x: &Tensor, f: impl Fn(T) -> T, d: impl Fn(T) -> T + Send + 'static) -> Result<Tensor> {
     let y = map(&x.array::<T>()?, f);
-    Ok(record(op, y, &[x], move |mut g: Shared<T>, _| {
-        if g.is_unique() {
-            g.mapv_inplace(&d);
-            Ok(vec![Some(g)])
-        } else {
-            Ok(vec![Some(map(&g, &d))])
-        }
-    }))
+    Ok(record(op, y, &[x], move |g: Shared<T>, _| Ok(vec![Some(map_in_place(g, &d))])))
 }
 
 /// The same gradient, for additions of a constant.

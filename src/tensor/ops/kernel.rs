@@ -4,6 +4,7 @@ use ndarray::{ArrayD, ArrayViewD, IxDyn, Zip};
 
 use super::Shared;
 use crate::Result;
+use crate::tensor::reuse::{self, Give};
 use crate::tensor::{Element, Float, shape};
 
 /// A row-major array of these elements.
@@ -26,10 +27,10 @@ pub(super) fn elements<T>(a: &Shared<T>) -> &[T] {
 }
 
 /// `f` of each element.
-pub(super) fn map<T: Copy, U: Copy>(a: &Shared<T>, f: impl Fn(T) -> U) -> Shared<U> {
+pub(super) fn map<T: Copy, U: Copy + 'static>(a: &Shared<T>, f: impl Fn(T) -> U) -> Shared<U> {
     match a.as_slice() {
         // Collecting from a slice is vectorised, ndarray's `map` isn't.
-        Some(elements) => array(a.shape(), elements.iter().map(|&x| f(x)).collect()).into_shared(),
+        Some(elements) => array(a.shape(), reuse::collect(elements.iter().map(|&x| f(x)))).into_shared(),
         None => a.map(|&x| f(x)).into_shared(),
     }
 }
@@ -40,7 +41,25 @@ pub(super) fn update<T: Element, U: Copy>(mut g: Shared<T>, x: &Shared<U>, f: im
         g.zip_mut_with(x, |g, &x| *g = f(*g, x));
         g
     } else {
-        Zip::from(&g).and(x).map_collect(|&g, &x| f(g, x)).into_shared()
+        pairs(&g, x, f)
+    }
+}
+
+/// `f(x)` of each element, in the same storage if it is free.
+pub(super) fn map_in_place<T: Element>(mut x: Shared<T>, f: impl Fn(T) -> T) -> Shared<T> {
+    if x.is_unique() {
+        x.mapv_inplace(f);
+        x
+    } else {
+        map(&x, f)
+    }
+}
+
+/// `f` of each pair of elements of arrays of one shape.
+fn pairs<A: Copy, B: Copy, C: Copy + 'static>(a: &Shared<A>, b: &Shared<B>, f: impl Fn(A, B) -> C) -> Shared<C> {
+    match (a.as_slice(), b.as_slice()) {
+        (Some(x), Some(y)) => array(a.shape(), reuse::collect(x.iter().zip(y).map(|(&x, &y)| f(x, y)))).into_shared(),
+        _ => Zip::from(a).and(b).map_collect(|&x, &y| f(x, y)).into_shared(),
     }
 }
 
@@ -51,9 +70,9 @@ fn is_tail(small: &[usize], shape: &[usize]) -> bool {
 }
 
 /// `f` of each pair of elements, broadcasting.
-pub(super) fn zip<A: Copy, B: Copy, C: Copy>(op: &str, a: &Shared<A>, b: &Shared<B>, f: impl Fn(A, B) -> C) -> Result<Shared<C>> {
+pub(super) fn zip<A: Copy, B: Copy, C: Copy + 'static>(op: &str, a: &Shared<A>, b: &Shared<B>, f: impl Fn(A, B) -> C) -> Result<Shared<C>> {
     if a.shape() == b.shape() {
-        return Ok(Zip::from(a).and(b).map_collect(|&x, &y| f(x, y)).into_shared());
+        return Ok(pairs(a, b, f));
     }
     let shape = shape::broadcast(op, a.shape(), b.shape())?;
     let len = shape::count(op, &shape)?;
@@ -72,11 +91,11 @@ pub(super) fn zip<A: Copy, B: Copy, C: Copy>(op: &str, a: &Shared<A>, b: &Shared
     Ok(Zip::from(&a).and(&b).map_collect(|&x, &y| f(x, y)).into_shared())
 }
 
-fn rows<A: Copy, B: Copy, C>(all: &[A], row: &[B], f: impl Fn(A, B) -> C) -> Vec<C> {
+fn rows<A: Copy, B: Copy, C: 'static>(all: &[A], row: &[B], f: impl Fn(A, B) -> C) -> Vec<C> {
     if let [y] = *row {
-        return all.iter().map(|&x| f(x, y)).collect();
+        return reuse::collect(all.iter().map(|&x| f(x, y)));
     }
-    let mut out = Vec::with_capacity(all.len());
+    let mut out = reuse::empty(all.len());
     for block in all.chunks_exact(row.len()) {
         out.extend(block.iter().zip(row).map(|(&x, &y)| f(x, y)));
     }
@@ -84,7 +103,7 @@ fn rows<A: Copy, B: Copy, C>(all: &[A], row: &[B], f: impl Fn(A, B) -> C) -> Vec
 }
 
 /// `f` of each triple of elements, broadcasting.
-pub(super) fn zip3<A: Copy, B: Copy, C: Copy, R: Copy>(
+pub(super) fn zip3<A: Copy, B: Copy, C: Copy, R: Copy + 'static>(
     op: &str,
     a: &Shared<A>,
     b: &Shared<B>,
@@ -95,6 +114,10 @@ pub(super) fn zip3<A: Copy, B: Copy, C: Copy, R: Copy>(
     let shape = shape::broadcast(op, &shape, c.shape())?;
     shape::count(op, &shape)?;
     let (a, b, c) = (spread(a, &shape), spread(b, &shape), spread(c, &shape));
+    if let (Some(x), Some(y), Some(z)) = (a.as_slice(), b.as_slice(), c.as_slice()) {
+        let elements = x.iter().zip(y).zip(z).map(|((&x, &y), &z)| f(x, y, z));
+        return Ok(array(&shape, reuse::collect(elements)).into_shared());
+    }
     Ok(Zip::from(&a).and(&b).and(&c).map_collect(|&x, &y, &z| f(x, y, z)).into_shared())
 }
 
@@ -119,8 +142,10 @@ pub(super) fn sum_to<T: Float>(gradient: Shared<T>, shape: &[usize]) -> Shared<T
         .enumerate()
         .map(|(i, &n)| i < extra || (shape[i - extra] == 1 && n != 1))
         .collect();
-    let sum = elements(&packed(&sum_axes(&gradient, &marks))).to_vec();
-    array(shape, sum).into_shared()
+    let sum = packed(&sum_axes(&gradient, &marks));
+    gradient.give();
+    sum.into_shape_with_order(IxDyn(shape))
+        .expect("lengths of 1 were added or left out")
 }
 
 /// Sums over the marked axes, which stay with length 1.
@@ -144,7 +169,7 @@ pub(super) fn sum_axes<T: Float>(a: &Shared<T>, marks: &[bool]) -> Shared<T> {
         let inner = lengths[end..].iter().product();
         lengths[start..end].fill(1);
         let summed = sum_middle(elements(&sum), outer, length, inner);
-        sum = array(&lengths, summed).into_shared();
+        std::mem::replace(&mut sum, array(&lengths, summed).into_shared()).give();
         end = start;
     }
     sum
@@ -153,9 +178,9 @@ pub(super) fn sum_axes<T: Float>(a: &Shared<T>, marks: &[bool]) -> Shared<T> {
 /// Sums over the middle of `[outer, length, inner]`.
 pub(super) fn sum_middle<T: Float>(x: &[T], outer: usize, length: usize, inner: usize) -> Vec<T> {
     if inner == 1 {
-        return (0..outer).map(|o| sum(&x[o * length..(o + 1) * length])).collect();
+        return reuse::collect((0..outer).map(|o| sum(&x[o * length..(o + 1) * length])));
     }
-    let mut out = vec![T::zero(); outer * inner];
+    let mut out = reuse::filled(outer * inner, T::zero());
     if inner > 0 && length > 0 {
         for (sums, block) in out.chunks_exact_mut(inner).zip(x.chunks_exact(length * inner)) {
             for row in block.chunks_exact(inner) {

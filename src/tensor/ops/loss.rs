@@ -1,10 +1,11 @@
 //! Losses.
 
 use super::index::indices;
-use super::kernel::{array, elements, packed, sum as sum_elements, sum_to, zip};
+use super::kernel::{array, elements, map, packed, sum as sum_elements, sum_to, zip};
 use super::softmax::{Exponentials, with_lanes};
 use super::{Shared, record, record_any, same_dtype, with_float};
 use crate::Result;
+use crate::tensor::reuse::{self, Kept};
 use crate::tensor::shape::{self, Lanes};
 use crate::tensor::{Device, Float, Gradient, Tensor};
 
@@ -93,7 +94,7 @@ fn nll<T: Float>(input: &Tensor, targets: &Tensor, reduction: Reduction) -> Resu
         reduction.reduce(losses, &classes.shape),
         &[input],
         move |g: Shared<T>, _| {
-            let mut gradient = vec![T::zero(); shape.iter().product()];
+            let mut gradient = reuse::filled(shape.iter().product(), T::zero());
             for (place, g) in classes.places().zip(reduction.spread(&g, classes.targets.len())) {
                 gradient[place] = -g;
             }
@@ -118,6 +119,7 @@ fn cross_entropy<T: Float>(input: &Tensor, targets: &Tensor, reduction: Reductio
     let input_array = packed(&input.array::<T>()?);
     let x = elements(&input_array);
     let Exponentials { values, shifts, sums } = Exponentials::new(x, lanes);
+    let values = Kept::new(values);
     let losses = classes
         .places()
         .zip(shifts.iter().zip(&sums))
@@ -132,7 +134,7 @@ fn cross_entropy<T: Float>(input: &Tensor, targets: &Tensor, reduction: Reductio
             // Softmax minus one at the target, times the loss's gradient.
             let g = reduction.spread(&g, classes.targets.len());
             let scales: Vec<T> = g.iter().zip(&sums).map(|(&g, &sum)| g / sum).collect();
-            let mut gradient = values.clone();
+            let mut gradient = reuse::copied(&values);
             with_lanes(&mut gradient, lanes, &scales, |x, scale| *x *= scale);
             classes.places().zip(&g).for_each(|(place, &g)| gradient[place] -= g);
             Ok(vec![Some(array(&shape, gradient).into_shared())])
@@ -142,15 +144,15 @@ fn cross_entropy<T: Float>(input: &Tensor, targets: &Tensor, reduction: Reductio
 
 fn mse<T: Float>(input: &Tensor, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
     let (x, y): (Shared<T>, Shared<T>) = (input.array()?, target.array()?);
-    let difference = packed(&zip("mse", &x, &y, |x, y| x - y)?);
-    let losses = elements(&difference).iter().map(|&d| d * d).collect();
+    let difference = Kept::new(packed(&zip("mse", &x, &y, |x, y| x - y)?));
+    let losses = reuse::collect(elements(&difference).iter().map(|&d| d * d));
     let (left, right) = (input.shape(), target.shape());
     let output = reduction.reduce(losses, difference.shape());
     Ok(record("mse", output, &[input, target], move |g: Shared<T>, needs| {
         let g = reduction.spread(&g, difference.len());
-        let gradient = g.iter().zip(elements(&difference)).map(|(&g, &d)| g * (d + d)).collect();
+        let gradient = reuse::collect(g.iter().zip(elements(&difference)).map(|(&g, &d)| g * (d + d)));
         let gradient: Shared<T> = array(difference.shape(), gradient).into_shared();
-        let second = needs.input(1).then(|| sum_to(gradient.mapv(|g| -g).into_shared(), &right));
+        let second = needs.input(1).then(|| sum_to(map(&gradient, |g: T| -g), &right));
         Ok(vec![needs.input(0).then(|| sum_to(gradient, &left)), second])
     }))
 }

@@ -1,11 +1,12 @@
 //! Matrix products, through BLAS.
 
 use ndarray::linalg::general_mat_mul;
-use ndarray::{ArrayViewD, ArrayViewMut2, Axis, Ix2, IxDyn};
+use ndarray::{Array2, ArrayViewD, ArrayViewMut2, Axis, Ix2, IxDyn, ShapeBuilder};
 
 use super::kernel::{array, packed, spread, sum_to};
 use super::{Shared, on_gpu, record, same_dtype, with_float};
 use crate::Result;
+use crate::tensor::reuse::{self, Kept};
 use crate::tensor::{Float, Tensor, shape};
 
 /// The same elements in another shape, packed if need be.
@@ -39,7 +40,14 @@ fn matrix<T: Float>(a: &Shared<T>, b: &Shared<T>) -> Shared<T> {
     }
     let a = a.view().into_dimensionality::<Ix2>().expect("two axes");
     let b = b.view().into_dimensionality::<Ix2>().expect("two axes");
-    a.dot(&b).into_dyn().into_shared()
+    let Some(elements) = reuse::used(m * n) else {
+        return a.dot(&b).into_dyn().into_shared();
+    };
+    // As `dot` does it, in memory that is there.
+    let column_major = a.strides()[0] == 1 && b.strides()[0] == 1;
+    let mut c = Array2::from_shape_vec((m, n).set_f(column_major), elements).expect("as many elements as the shape holds");
+    general_mat_mul(T::one(), &a, &b, T::zero(), &mut c);
+    c.into_dyn().into_shared()
 }
 
 /// The product of two stacks of matrices, whose leading axes broadcast.
@@ -55,7 +63,9 @@ fn stacks<T: Float>(a: &Shared<T>, b: &Shared<T>) -> Result<Shared<T>> {
         return Ok(reshaped(&matrix(&folded(a), b), &with([m, n])));
     }
     let shape = with([m, n]);
-    let mut out = vec![T::zero(); shape::count("matmul", &shape)?];
+    let len = shape::count("matmul", &shape)?;
+    // Products write it whole; sums of nothing don't.
+    let mut out = if k > 0 { reuse::used(len) } else { None }.unwrap_or_else(|| vec![T::zero(); len]);
     let (left, right) = (spread(a, &with([m, k])), spread(b, &with([k, n])));
     if m * k * n > 0 {
         for (place, block) in out.chunks_exact_mut(m * n).enumerate() {
@@ -114,10 +124,14 @@ fn matmul<T: Float>(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let product = reshaped(&product, &output);
     // Each factor is saved only if the other one wants a gradient.
     let (shape_x, shape_y) = (x.shape().to_vec(), y.shape().to_vec());
-    let x = b.requires_grad().then_some(x);
-    let y = a.requires_grad().then_some(y);
+    let x = b.requires_grad().then(|| Kept::new(x));
+    let y = a.requires_grad().then(|| Kept::new(y));
     Ok(record("matmul", product, &[a, b], move |g, _| {
-        let g = reshaped(&g, &full);
+        // It gives its memory back at the end; what it was reshaped from shares it and mustn't be there any more.
+        let g = {
+            let whole: Shared<T> = g;
+            Kept::new(reshaped(&whole, &full))
+        };
         let first = y.as_ref().map(|y| stacks(&g, &transposed(y))).transpose()?;
         let second = match &x {
             Some(x) if shape_y.len() == 2 => Some(matrix(&transposed(&folded(x)), &reshaped(&g, &[folded_rows(x), n]))),

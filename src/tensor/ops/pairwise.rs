@@ -1,17 +1,19 @@
 //! Functions of two operands, element by element, with numpy's broadcasting.
 
-use super::kernel::{map, sum_to, update, zip, zip3};
+use super::kernel::{map, map_in_place, sum_to, update, zip, zip3};
 use super::{Shared, on_gpu, record, same_dtype, with_float};
+use crate::tensor::reuse::{Give, Kept};
 use crate::tensor::{Data, Float, Tensor};
 use crate::{ErrorKind, Result};
 
-/// `g · x`, in the storage of `g` if it is free and has the shape of the result.
-fn times<T: Float>(op: &str, g: Shared<T>, x: &Shared<T>) -> Result<Shared<T>> {
+/// `f(g, x)`, in the storage of `g` if it is free and has the shape of the result.
+fn combined<T: Float, U: Copy>(op: &str, g: Shared<T>, x: &Shared<U>, f: impl Fn(T, U) -> T) -> Result<Shared<T>> {
     if g.shape() == x.shape() {
-        Ok(update(g, x, |g, x| g * x))
-    } else {
-        zip(op, &g, x, |g, x| g * x)
+        return Ok(update(g, x, f));
     }
+    let result = zip(op, &g, x, f);
+    g.give();
+    result
 }
 
 fn add<T: Float>(a: &Tensor, b: &Tensor) -> Result<Tensor> {
@@ -29,8 +31,8 @@ fn sub<T: Float>(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let difference = zip("sub", &x, &y, |x, y| x - y)?;
     let (left, right) = (a.shape(), b.shape());
     Ok(record("sub", difference, &[a, b], move |g, needs| {
-        let second = needs.input(1).then(|| sum_to(map(&g, |g: T| -g), &right));
-        Ok(vec![needs.input(0).then(|| sum_to(g, &left)), second])
+        let first = needs.input(0).then(|| sum_to(g.clone(), &left));
+        Ok(vec![first, needs.input(1).then(|| sum_to(map_in_place(g, |g: T| -g), &right))])
     }))
 }
 
@@ -39,10 +41,11 @@ fn mul<T: Float>(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let product = zip("mul", &x, &y, |x, y| x * y)?;
     let (left, right) = (a.shape(), b.shape());
     // Each factor is saved only if the other one wants a gradient.
-    let (x, y) = (b.requires_grad().then_some(x), a.requires_grad().then_some(y));
+    let x = b.requires_grad().then(|| Kept::new(x));
+    let y = a.requires_grad().then(|| Kept::new(y));
     Ok(record("mul", product, &[a, b], move |g, _| {
-        let second = x.as_ref().map(|x| times("mul", g.clone(), x)).transpose()?;
-        let first = y.as_ref().map(|y| times("mul", g, y)).transpose()?;
+        let second = x.as_ref().map(|x| combined("mul", g.clone(), x, |g, x| g * x)).transpose()?;
+        let first = y.as_ref().map(|y| combined("mul", g, y, |g, y| g * y)).transpose()?;
         Ok(vec![first.map(|g| sum_to(g, &left)), second.map(|g| sum_to(g, &right))])
     }))
 }
@@ -51,13 +54,13 @@ fn div<T: Float>(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let (x, y): (Shared<T>, Shared<T>) = (a.array()?, b.array()?);
     let quotient = zip("div", &x, &y, |x, y| x / y)?;
     let (left, right) = (a.shape(), b.shape());
-    let x = b.requires_grad().then_some(x);
+    let (x, y) = (b.requires_grad().then(|| Kept::new(x)), Kept::new(y));
     Ok(record("div", quotient, &[a, b], move |g, needs| {
         let second = x
             .as_ref()
             .map(|x| zip3("div", &g, x, &y, |g, x, y| -g * ((x / y) / y)))
             .transpose()?;
-        let first = needs.input(0).then(|| zip("div", &g, &y, |g, y| g / y)).transpose()?;
+        let first = needs.input(0).then(|| combined("div", g, &y, |g, y| g / y)).transpose()?;
         Ok(vec![first.map(|g| sum_to(g, &left)), second.map(|g| sum_to(g, &right))])
     }))
 }
@@ -73,9 +76,11 @@ fn with_slopes<T: Float>(
 ) -> Result<Tensor> {
     let (x, y): (Shared<T>, Shared<T>) = (a.array()?, b.array()?);
     let output = zip(op, &x, &y, f)?;
+    let (x, y) = (Kept::new(x), Kept::new(y));
     Ok(record(op, output, &[a, b], move |g, needs| {
         let first = needs.input(0).then(|| zip3(op, &g, &x, &y, |g, x, y| g * da(x, y))).transpose()?;
         let second = needs.input(1).then(|| zip3(op, &g, &x, &y, |g, x, y| g * db(x, y))).transpose()?;
+        g.give();
         Ok(vec![first.map(|g| sum_to(g, x.shape())), second.map(|g| sum_to(g, y.shape()))])
     }))
 }
@@ -111,11 +116,11 @@ fn select<T: Float>(condition: &Shared<bool>, a: &Tensor, b: &Tensor, inputs: &[
         let zero = T::zero();
         let first = needs
             .input(1)
-            .then(|| zip("where", &g, &condition, |g, c| if c { g } else { zero }))
+            .then(|| combined("where", g.clone(), &condition, |g, c| if c { g } else { zero }))
             .transpose()?;
         let second = needs
             .input(2)
-            .then(|| zip("where", &g, &condition, |g, c| if c { zero } else { g }))
+            .then(|| combined("where", g, &condition, |g, c| if c { zero } else { g }))
             .transpose()?;
         Ok(vec![None, first.map(|g| sum_to(g, &left)), second.map(|g| sum_to(g, &right))])
     }))

@@ -3,8 +3,9 @@
 use ndarray::Zip;
 
 use super::compare::first_largest;
-use super::kernel::{array, elements, packed, spread, sum_axes};
+use super::kernel::{array, elements, map_in_place, packed, spread, sum_axes};
 use super::{Shared, on_gpu, record, with_float};
+use crate::tensor::reuse;
 use crate::tensor::shape::{self, Lanes};
 use crate::tensor::{Float, Tensor};
 use crate::{ErrorKind, Result};
@@ -84,10 +85,12 @@ fn sum<T: Float>(op: &'static str, x: &Tensor, axes: &[i64], keepdims: bool, mea
     let kept = reduced.kept.clone();
     Ok(record(op, reduced.out(total), &[x], move |g: Shared<T>, _| {
         let g = reshaped(g, &kept);
-        let wide = spread(&g, &shape);
-        Ok(vec![Some(
-            (if mean { wide.map(|&g| g / count) } else { wide.to_owned() }).into_shared(),
-        )])
+        let g = if mean { map_in_place(g, |g| g / count) } else { g };
+        let wide = match elements(&g) {
+            &[g] => array(&shape, reuse::filled(shape.iter().product(), g)),
+            _ => spread(&g, &shape).to_owned(),
+        };
+        Ok(vec![Some(wide.into_shared())])
     }))
 }
 

@@ -3,6 +3,7 @@
 use super::kernel::{array, elements, packed, sum_middle};
 use super::{record, with_float};
 use crate::Result;
+use crate::tensor::reuse::{self, Give, Kept};
 use crate::tensor::shape::{self, Lanes};
 use crate::tensor::{Float, Tensor};
 
@@ -36,7 +37,7 @@ impl<T: Float> Exponentials<T> {
             .iter_mut()
             .filter(|shift| !shift.is_finite())
             .for_each(|shift| *shift = T::zero());
-        let mut values = x.to_vec();
+        let mut values = reuse::copied(x);
         with_lanes(&mut values, lanes, &shifts, |x, shift| *x = (*x - shift).exp_portable());
         let sums = sum_middle(&values, lanes.outer, lanes.length, lanes.inner);
         Exponentials { values, shifts, sums }
@@ -77,12 +78,13 @@ fn softmax<T: Float>(x: &Tensor, axis: usize) -> Result<Tensor> {
     let Exponentials { mut values, sums, .. } = Exponentials::new(elements(&packed(&x.array::<T>()?)), lanes);
     with_lanes(&mut values, lanes, &sums, |y, sum| *y /= sum);
     let y = array(&shape, values).into_shared();
-    let saved = y.clone();
+    let saved = Kept::new(y.clone());
     Ok(record("softmax", y, &[x], move |g, _| {
         let (g, y) = (packed(&g), elements(&saved));
-        let products: Vec<T> = elements(&g).iter().zip(y).map(|(&g, &y)| g * y).collect();
+        let products = reuse::collect(elements(&g).iter().zip(y).map(|(&g, &y)| g * y));
         let sums = sum_middle(&products, lanes.outer, lanes.length, lanes.inner);
-        let mut gradient = elements(&g).to_vec();
+        products.give();
+        let mut gradient = reuse::copied(elements(&g));
         with_lanes(&mut gradient, lanes, &sums, |g, sum| *g -= sum);
         gradient.iter_mut().zip(y).for_each(|(g, &y)| *g *= y);
         Ok(vec![Some(array(&shape, gradient).into_shared())])
@@ -93,17 +95,18 @@ fn log_softmax<T: Float>(x: &Tensor, axis: usize) -> Result<Tensor> {
     let shape = x.shape();
     let lanes = Lanes::new(&shape, axis);
     let input = packed(&x.array::<T>()?);
-    let Exponentials { shifts, sums, .. } = Exponentials::new(elements(&input), lanes);
+    let Exponentials { values, shifts, sums } = Exponentials::new(elements(&input), lanes);
+    values.give();
     let logs: Vec<T> = sums.iter().map(|sum| sum.ln()).collect();
-    let mut values = elements(&input).to_vec();
+    let mut values = reuse::copied(elements(&input));
     with_lanes(&mut values, lanes, &shifts, |x, shift| *x -= shift);
     with_lanes(&mut values, lanes, &logs, |x, log| *x -= log);
     let y = array(&shape, values).into_shared();
-    let saved = y.clone();
+    let saved = Kept::new(y.clone());
     Ok(record("log_softmax", y, &[x], move |g, _| {
         let g = packed(&g);
         let sums = sum_middle(elements(&g), lanes.outer, lanes.length, lanes.inner);
-        let mut gradient: Vec<T> = elements(&saved).iter().map(|y| y.exp_portable()).collect();
+        let mut gradient = reuse::collect(elements(&saved).iter().map(|y| y.exp_portable()));
         with_lanes(&mut gradient, lanes, &sums, |y, sum| *y *= sum);
         gradient.iter_mut().zip(elements(&g)).for_each(|(y, &g)| *y = g - *y);
         Ok(vec![Some(array(&shape, gradient).into_shared())])

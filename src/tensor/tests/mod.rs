@@ -5,3 +5,4 @@ mod core;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod ops;
+mod reuse;
