@@ -4,44 +4,18 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
 use ndarray::{ArcArray, IxDyn};
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::clip::{clamped, is_finite, scaled};
 use super::erased::{ErasedRule, RuleOn, Taken};
 use super::flat::{self, Candidate, FlatGroup, each};
+use super::report::{ParameterReport, ParameterReports};
 use super::spec::changed;
 use super::sweep::Sweep;
 use super::view::After;
 use super::{Float, Form, Norm, OptimizerSpec, ParameterState, Rows};
 use crate::tensor::{DType, Data, Device, Gradient, Leaf, RowSparse, Tensor, Updated};
 use crate::{Error, ErrorKind, Result};
-
-/// What a step did to one parameter.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct ParameterReport {
-    /// Whether there was a gradient, and so an update.
-    pub updated: bool,
-    /// Rows that a sparse gradient touched; `None` for a dense one.
-    pub rows: Option<usize>,
-    /// Norm of its gradient before any clipping: of the kind that the step clips by, else the 2-norm. `None` without a gradient.
-    pub norm: Option<f64>,
-    /// The parameter's version after the step.
-    pub version: u64,
-    /// Whether the update wrote over the old values, because nobody else held them.
-    pub in_place: bool,
-}
-
-impl ParameterReport {
-    /// That nothing was done, of a parameter that was never updated.
-    const NOTHING: Self = Self {
-        updated: false,
-        rows: None,
-        norm: None,
-        version: 0,
-        in_place: false,
-    };
-}
 
 /// Gradients that an [`Optimizer`] has checked, each in the form that its rule takes, with their norms. Made by [`Optimizer::check`].
 #[derive(Debug, Clone)]
@@ -380,6 +354,11 @@ impl Optimizer {
     /// # Errors
     /// As [`Optimizer::check`], and only if options were changed between the two; [`ErrorKind::Argument`] if another optimizer has checked them.
     pub fn apply(&mut self, gradients: Checked) -> Result<Vec<ParameterReport>> {
+        Ok(self.apply_all(gradients)?.iter().collect())
+    }
+
+    /// As [`apply`](Self::apply).
+    pub(crate) fn apply_all(&mut self, gradients: Checked) -> Result<ParameterReports> {
         let Checked {
             mut gradients,
             kind,
@@ -391,15 +370,13 @@ impl Optimizer {
         }
         let norms = norms.into_inner();
         let asked = |place: usize| norms.as_ref().map_or(Asked::For(kind), |norms| Asked::Known(norms[place]));
-        let mut reports = vec![ParameterReport::NOTHING; self.len()];
+        let mut reports = ParameterReports::nothing(self.len());
         // What can fail comes first.
         let mut on_gpus = Vec::new();
         for place in (0..self.len()).filter(|&place| self.parameters[place].is_on_gpu()) {
             on_gpus.extend(gradients[place].take().map(|gradient| (place, gradient, asked(place))));
         }
-        for (place, report) in self.apply_on_gpus(on_gpus)? {
-            reports[place] = report;
-        }
+        let on_gpus = self.apply_on_gpus(on_gpus)?;
         self.flatten();
         if !self.take_flat(|place, _| gradients[place].as_ref()) {
             self.dissolve();
@@ -409,13 +386,12 @@ impl Optimizer {
         for (place, gradient) in gradients.into_iter().enumerate() {
             let p = &self.parameters[place];
             match asked(place) {
-                Asked::Known(norm) if p.flat => reports[place].norm = norm,
+                Asked::Known(norm) if p.flat => reports.set_norm(place, norm),
                 Asked::For(_) if p.flat => {}
-                // On a GPU, above.
-                _ if reports[place].updated => {}
-                norm => reports[place] = self.apply_one(place, gradient, norm)?,
+                norm => reports.set(place, self.apply_one(place, gradient, norm)?),
             }
         }
+        on_gpus.into_iter().for_each(|(place, report)| reports.set(place, report));
         Ok(reports)
     }
 
@@ -428,12 +404,13 @@ impl Optimizer {
         &mut self,
         mut gradient: impl FnMut(u64) -> Option<&'g Gradient>,
         norm: Norm,
-    ) -> Result<Option<Vec<ParameterReport>>> {
+    ) -> Result<Option<ParameterReports>> {
         self.flatten();
-        if !self.parameters.iter().all(|p| p.flat) || !self.take_flat(|_, leaf| gradient(leaf.id())) {
+        let in_flats: usize = self.flats.iter().map(|flat| each!(flat, flat => flat.len())).sum();
+        if in_flats < self.len() || !self.take_flat(|_, leaf| gradient(leaf.id())) {
             return Ok(None);
         }
-        let mut reports = vec![ParameterReport::NOTHING; self.len()];
+        let mut reports = ParameterReports::nothing(self.len());
         self.step_flat(norm, &mut reports)?;
         Ok(Some(reports))
     }
@@ -498,7 +475,7 @@ impl Optimizer {
         self.flats.iter_mut().all(|flat| each!(flat, flat => flat.take(&mut gradient)))
     }
 
-    fn step_flat(&mut self, norm: Norm, reports: &mut [ParameterReport]) -> Result<()> {
+    fn step_flat(&mut self, norm: Norm, reports: &mut ParameterReports) -> Result<()> {
         let Self {
             flats, groups, parameters, ..
         } = self;
