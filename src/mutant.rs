@@ -18,6 +18,7 @@ pub(crate) enum Mutant {
     MixContexts,
     AnswerMarkEarly,
     SkipCommit,
+    SkipRecall,
     KeepAborted,
     SumInOrderOfArrival,
     #[cfg(any(test, feature = "sim"))]
@@ -60,6 +61,7 @@ impl Mutant {
             "a rank answers the part of a backward that found it idle at once",
         ),
         (Mutant::SkipCommit, "a commit doesn't travel on"),
+        (Mutant::SkipRecall, "the root doesn't recall that a rank is to commit"),
         (Mutant::KeepAborted, "gradients of a failed backward are kept"),
         (Mutant::SumInOrderOfArrival, "gradients are summed as they arrive"),
         (Mutant::RequestTwice, "a step is sent twice"),

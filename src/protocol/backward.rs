@@ -5,6 +5,10 @@
 //! that rank is idle again with all it sent answered; others are answered when what they brought is done. So when the root is idle, all ranks are, and the
 //! round is over. The ranks met form a tree; commit or abort travels it and comes back.
 //!
+//! If all that the root sends goes to one rank, that rank commits as soon as it is idle, without a round of its own for it (the last agent of J. Gray, "Notes on
+//! data base operating systems", 1978): the answer to its first part then says so. The root may have to send more, as gradients come back to it, or fail:
+//! then its answer to what came says that it recalls this. The answer goes up the tree with those of the ranks between, so the rank has it before it can be idle.
+//!
 //! Values bring along which crossings their gradients will reach beyond (`autograd/reach.rs`). If that holds for all that the roots reach, an exact backward
 //! needs no marks of its own: each gradient takes the list along, and the rank that it meets first marks what it sent of it.
 
@@ -100,8 +104,24 @@ pub(super) struct Backward<P> {
     balance: i64,
     unreached: Vec<String>,
     failed: Option<(u32, Error)>,
+    last: Last,
     /// On the root: who was asked for a sign of life.
     pub(super) probes: Probes,
+}
+
+/// Who commits, if the root leaves it to another rank.
+#[derive(Debug, Default)]
+struct Last {
+    /// On the root: the rank that it has left it to.
+    left_to: Option<u32>,
+    /// On that rank: it is to commit.
+    mine: bool,
+    /// The root has recalled it, as far as this rank has heard.
+    recalled: bool,
+    /// That rank has committed.
+    done: bool,
+    /// On the root: its caller has given up, and is to hear so once it is sure that nothing was committed.
+    given_up: Option<Error>,
 }
 
 impl<P> Backward<P> {
@@ -128,6 +148,7 @@ impl<P> Backward<P> {
             balance: 0,
             unreached: Vec::new(),
             failed: None,
+            last: Last::default(),
             probes: Probes::default(),
         }
     }
@@ -143,6 +164,15 @@ impl<P> Backward<P> {
             Some(known) if self.told.insert(rank) => known.clone(),
             _ => Vec::new(),
         }
+    }
+
+    /// The other rank that all of these gradients go to, if nothing else is under way.
+    fn only_way(&self, me: u32, gradients: &[(CrossingId, P)]) -> Option<u32> {
+        let to = gradients.first()?.0.rank();
+        let alone =
+            self.root && to != me && self.last.left_to.is_none() && self.outstanding == 0 && self.inbox.is_empty() && self.due.is_empty();
+        let is_to = |rank: &u32| *rank == to;
+        (alone && gradients.iter().all(|(crossing, _)| crossing.rank() == to) && self.children.iter().all(is_to)).then_some(to)
     }
 
     fn fail(&mut self, rank: u32, error: Error) {
@@ -170,13 +200,28 @@ impl<V: Clone, P: Default> Rank<V, P> {
     }
 
     /// The caller of a backward gives up: it is aborted as soon as all ranks have answered. False if that is too late, as it is over, or all gradients are there and
-    /// ranks are adding them to those of the context.
+    /// ranks are adding them to those of the context; or if it is left to another rank to begin with that, which is told not to: if it hasn't yet,
+    /// [`Action::BackwardDone`] comes with this error.
     pub(crate) fn abandon_backward(&mut self, context: ContextId, error: Error) -> bool {
         let me = self.me;
-        match self.backwards.get_mut(&context) {
-            None => false,
-            Some(backward) if backward.phase == (Phase::Settling { commit: true }) => false,
-            Some(backward) => {
+        let Some(backward) = self.backwards.get_mut(&context) else {
+            return false;
+        };
+        if backward.phase == (Phase::Settling { commit: true }) || backward.last.done {
+            return false;
+        }
+        let of = (backward.number, backward.manner);
+        let failed = backward.failed.is_some();
+        match backward.last.left_to {
+            Some(_) if failed && backward.last.given_up.is_some() => false,
+            Some(rank) if !backward.last.recalled => {
+                backward.fail(me, error.clone());
+                backward.last.given_up = Some(error);
+                backward.outstanding += 1;
+                self.send_part(context, of, rank, Part::Recall, Vec::new(), P::default());
+                false
+            }
+            _ => {
                 backward.fail(me, error);
                 true
             }
@@ -219,7 +264,7 @@ impl<V: Clone, P: Default> Rank<V, P> {
             let gone = self.contexts.gone("backward", context);
             return self.answer(task, Answer::default(), Err(gone));
         }
-        let settling = matches!(part, Part::Commit | Part::Abort);
+        let settling = matches!(part, Part::Commit | Part::Abort | Part::Recall);
         match self.backwards.get(&context).map(|b| b.number) {
             Some(n) if n == number => {}
             Some(_) => {
@@ -244,7 +289,11 @@ impl<V: Clone, P: Default> Rank<V, P> {
         let fresh = backward.first && backward.parent.is_none() && !backward.root;
         match part {
             Part::Mark(crossing) => backward.inbox.push(Input::Mark(crossing)),
-            Part::Gradient(crossing) => {
+            Part::Gradient(crossing) | Part::Last(crossing, _) => {
+                if let Part::Last(_, balance) = part {
+                    backward.last.mine = true;
+                    backward.balance += balance;
+                }
                 if backward.manner.mode == Mode::Fast {
                     backward.balance -= 1;
                     if fresh {
@@ -253,6 +302,15 @@ impl<V: Clone, P: Default> Rank<V, P> {
                 }
                 backward.phase = Phase::Flowing;
                 backward.inbox.push(Input::Gradient(crossing, payload));
+            }
+            Part::Recall => {
+                let recalled = !matches!(backward.phase, Phase::Settling { .. });
+                backward.last.recalled |= recalled;
+                let answer = Answer {
+                    recalled,
+                    ..Answer::default()
+                };
+                return self.answer(task, answer, Ok(()));
             }
             Part::Commit => return self.settle(context, true, Some(task)),
             Part::Abort => return self.settle(context, false, Some(task)),
@@ -281,25 +339,40 @@ impl<V: Clone, P: Default> Rank<V, P> {
             backward.phase = Phase::Flowing;
             backward.known = Some(known);
         }
+        let asks = backward.manner.mode == Mode::Exact && backward.known.is_none();
+        let marks = if asks { output.reached } else { Vec::new() };
+        let gradients = output.gradients;
         // Before what the engine made: whoever gets both hears the answer while it still listens.
         let done = std::mem::take(&mut backward.doing);
-        self.answer_all(done);
+        let more = !(marks.is_empty() && gradients.is_empty());
+        self.answer_parts(context, done, more);
         let Some(backward) = self.backwards.get_mut(&context) else { return };
         if backward.failed.is_none() {
-            let asks = backward.manner.mode == Mode::Exact && backward.known.is_none();
-            let marks = if asks { output.reached } else { Vec::new() };
-            backward.outstanding += marks.len() + output.gradients.len();
+            let left_to = if marks.is_empty() {
+                backward.only_way(me, &gradients)
+            } else {
+                None
+            };
+            backward.last.left_to = backward.last.left_to.or(left_to);
+            let balance = if left_to.is_some() {
+                std::mem::take(&mut backward.balance)
+            } else {
+                0
+            };
+            backward.outstanding += marks.len() + gradients.len();
             let of = (backward.number, backward.manner);
-            let news: Vec<Vec<CrossingId>> = output
-                .gradients
-                .iter()
-                .map(|(crossing, _)| backward.news_for(crossing.rank()))
-                .collect();
+            let news: Vec<Vec<CrossingId>> = gradients.iter().map(|(crossing, _)| backward.news_for(crossing.rank())).collect();
             for crossing in marks {
                 self.send_part(context, of, crossing.rank(), Part::Mark(crossing), Vec::new(), P::default());
             }
-            for ((crossing, gradients), news) in output.gradients.into_iter().zip(news) {
-                self.send_part(context, of, crossing.rank(), Part::Gradient(crossing), news, gradients);
+            let mut left = gradients.len();
+            for ((crossing, payload), news) in gradients.into_iter().zip(news) {
+                left -= 1;
+                let part = match left_to {
+                    Some(_) if left == 0 => Part::Last(crossing, balance),
+                    _ => Part::Gradient(crossing),
+                };
+                self.send_part(context, of, crossing.rank(), part, news, payload);
             }
         }
         self.pump(context);
@@ -312,8 +385,16 @@ impl<V: Clone, P: Default> Rank<V, P> {
         backward.outstanding -= 1;
         backward.balance += answer.balance;
         backward.unreached.extend(answer.unreached);
-        if answer.engaged {
+        backward.last.recalled |= answer.recalled;
+        if answer.committed {
+            backward.last.done = true;
+            backward.children.remove(&from);
+        } else if answer.engaged {
             backward.children.insert(from);
+        }
+        if let Some(error) = backward.last.given_up.take_if(|_| answer.recalled) {
+            let result = Err(error);
+            self.actions.push(Action::BackwardDone { context, result });
         }
         if let Err(error) = outcome {
             backward.fail(answer.failed_rank.unwrap_or(from), error);
@@ -325,8 +406,9 @@ impl<V: Clone, P: Default> Rank<V, P> {
     pub(super) fn backward_released(&mut self, context: ContextId) {
         if let Some(backward) = self.backwards.remove(&context) {
             let gone = self.contexts.gone("backward", context);
-            self.answer_all(backward.due);
-            self.answer_all(backward.doing);
+            for task in backward.due.into_iter().chain(backward.doing) {
+                self.answer(task, Answer::default(), Ok(()));
+            }
             if let Some(task) = backward.parent {
                 self.answer(task, Answer::default(), Err(gone));
             } else if backward.root {
@@ -362,9 +444,17 @@ impl<V: Clone, P: Default> Rank<V, P> {
         );
     }
 
-    fn answer_all(&mut self, tasks: Vec<TaskId>) {
+    /// Answers parts that the engine is done with; `more` if this rank sends parts of its own now.
+    fn answer_parts(&mut self, context: ContextId, tasks: Vec<TaskId>, more: bool) {
         for task in tasks {
-            self.answer(task, Answer::default(), Ok(()));
+            let Some(backward) = self.backwards.get_mut(&context) else { return };
+            let mut answer = Answer::default();
+            if backward.last.left_to.is_some() {
+                backward.last.recalled |= (more || backward.failed.is_some()) && !mutant::is(Mutant::SkipRecall);
+                answer.recalled = backward.last.recalled;
+                answer.balance = std::mem::take(&mut backward.balance);
+            }
+            self.answer(task, answer, Ok(()));
         }
     }
 
@@ -377,7 +467,7 @@ impl<V: Clone, P: Default> Rank<V, P> {
         if backward.failed.is_some() && !matches!(backward.phase, Phase::Settling { .. }) {
             backward.inbox.clear();
             let due = std::mem::take(&mut backward.due);
-            self.answer_all(due);
+            self.answer_parts(context, due, false);
         }
         let Some(backward) = self.backwards.get_mut(&context) else { return };
         if !backward.inbox.is_empty() {
@@ -397,12 +487,20 @@ impl<V: Clone, P: Default> Rank<V, P> {
 
     fn idle(&mut self, context: ContextId) {
         let Some(backward) = self.backwards.get_mut(&context) else { return };
+        let mine = std::mem::take(&mut backward.last.mine) && !backward.last.recalled;
+        if mine && backward.phase == Phase::Flowing && backward.failed.is_none() && backward.balance == 0 {
+            backward.last.done = true;
+            let parent = backward.parent.take();
+            return self.settle(context, true, parent);
+        }
         match (backward.parent.take(), backward.phase) {
             (Some(task), phase) => {
                 let answer = Answer {
                     engaged: std::mem::take(&mut backward.first),
                     balance: std::mem::take(&mut backward.balance),
                     unreached: std::mem::take(&mut backward.unreached),
+                    committed: backward.last.done,
+                    recalled: backward.last.recalled,
                     failed_rank: backward.failed.as_ref().map(|f| f.0),
                     ..Answer::default()
                 };
@@ -424,6 +522,8 @@ impl<V: Clone, P: Default> Rank<V, P> {
             }
             (None, Phase::Settling { commit }) => self.finish_backward(context, commit),
             (None, _) => {
+                // Its caller was too late.
+                backward.failed.take_if(|_| backward.last.done && backward.last.given_up.is_some());
                 let commit = backward.failed.is_none() && backward.balance == 0;
                 self.settle(context, commit, None);
             }

@@ -86,6 +86,11 @@ pub(crate) enum Part {
     Mark(CrossingId),
     /// Here it is.
     Gradient(CrossingId),
+    /// Here it is, and nothing else of this backward is under way: if all that comes of it goes well, you commit, and say so in your answer. `Fast` mode: gradients
+    /// expected less gradients that came, on the root.
+    Last(CrossingId, i64),
+    /// Don't commit by yourself any more.
+    Recall,
     /// All went well: add the gradients to the context's.
     Commit,
     /// Something failed: forget them.
@@ -144,6 +149,10 @@ pub(crate) struct Answer {
     pub engaged: bool,
     /// `Fast` mode: gradients expected less gradients that came, since the last answer.
     pub balance: i64,
+    /// It was left to the receiver to commit, and it has, with all ranks that it found.
+    pub committed: bool,
+    /// The root has sent more since it left that to a rank, or has failed: it isn't that rank's to commit any more.
+    pub recalled: bool,
     /// Names of recorded calls that no gradient came for.
     pub unreached: Vec<String>,
     /// The rank that an error comes from, if it isn't the one that answers.

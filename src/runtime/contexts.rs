@@ -168,9 +168,11 @@ impl Runtime {
             .into()
         };
         let abandoned = error(status.clone());
+        // A rank that has said nothing for so long won't now.
+        let at_last = committing || silent.is_some();
         let in_time = self.event(|core| {
             let in_time = core.rank.abandon_backward(context, abandoned);
-            if in_time || committing {
+            if in_time || at_last {
                 core.backwards.remove(&context);
             }
             in_time
@@ -178,9 +180,9 @@ impl Runtime {
         if in_time {
             return Err(error(status));
         }
-        if committing && !slot.is_done() {
+        if at_last && !slot.is_done() {
             return Err(error(format!(
-                "in doubt: all gradients were there, and ranks {ranks:?} haven't said that they have added them to the context's"
+                "in doubt: it was too late to stop it, and ranks {ranks:?} haven't said that they have added its gradients to the context's"
             )));
         }
         Ok(())

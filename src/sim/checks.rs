@@ -7,7 +7,7 @@ use super::events::Frame;
 use super::node::Value;
 use super::world::World;
 use crate::Error;
-use crate::protocol::{ContextId, Input, Message, Op, RefId, TaskId, Turn, Work};
+use crate::protocol::{ContextId, Input, Message, Op, Part, RefId, TaskId, Turn, Work};
 use crate::wire::Payload;
 
 /// No step takes so long: it may wait for a rank that was lost, on each of its owners one after the other.
@@ -77,6 +77,16 @@ impl Checks {
                 }
             }
             Message::Register { .. } => self.count("a third rank registers"),
+            Message::Request {
+                op: Op::Backward { part, .. },
+                ..
+            } => match part {
+                Part::Last(..) => self.count("the root leaves the commit to a rank"),
+                Part::Recall => self.count("the root gives up what it left to a rank"),
+                _ => {}
+            },
+            Message::Reply { answer, .. } if answer.committed => self.count("a rank commits for the root"),
+            Message::Reply { answer, .. } if answer.recalled => self.count("a commit is recalled"),
             _ => {}
         }
     }

@@ -39,7 +39,8 @@ pub(crate) fn kind(header: &[u8]) -> &'static str {
             Op::Fetch { .. } => "fetch",
             Op::Backward { part, .. } => match part {
                 Part::Mark(_) => "mark",
-                Part::Gradient(_) => "gradient",
+                Part::Gradient(_) | Part::Last(..) => "gradient",
+                Part::Recall => "recall",
                 Part::Commit => "commit",
                 Part::Abort => "abort",
             },
