@@ -19,6 +19,7 @@ pub(crate) enum Mutant {
     AnswerMarkEarly,
     SkipCommit,
     SkipRecall,
+    CommitEarly,
     KeepAborted,
     SumInOrderOfArrival,
     #[cfg(any(test, feature = "sim"))]
@@ -62,6 +63,7 @@ impl Mutant {
         ),
         (Mutant::SkipCommit, "a commit doesn't travel on"),
         (Mutant::SkipRecall, "the root doesn't recall that a rank is to commit"),
+        (Mutant::CommitEarly, "a rank that is to commit does, though gradients go on from it"),
         (Mutant::KeepAborted, "gradients of a failed backward are kept"),
         (Mutant::SumInOrderOfArrival, "gradients are summed as they arrive"),
         (Mutant::RequestTwice, "a step is sent twice"),

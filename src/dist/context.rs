@@ -96,7 +96,8 @@ impl Context {
     /// As [`backward`](Self::backward), with options.
     ///
     /// # Errors
-    /// As [`backward`](Self::backward); [`ErrorKind::UnreachedCalls`] in [`Mode::Fast`]; [`ErrorKind::Timeout`].
+    /// As [`backward`](Self::backward); [`ErrorKind::UnreachedCalls`] in [`Mode::Fast`]; [`ErrorKind::Timeout`], after which no gradient was
+    /// changed, unless its status says that this is in doubt: ranks that were adding them, or free to, don't answer.
     pub fn backward_with<T: Borrow<Tensor>>(&self, roots: &[T], options: BackwardOptions) -> Result<()> {
         let runtime = self.runtime();
         runtime.check_alive("backward")?;

@@ -5,9 +5,7 @@
 //! that rank is idle again with all it sent answered; others are answered when what they brought is done. So when the root is idle, all ranks are, and the
 //! round is over. The ranks met form a tree; commit or abort travels it and comes back.
 //!
-//! If all that the root sends goes to one rank, that rank commits as soon as it is idle, without a round of its own for it (the last agent of J. Gray, "Notes on
-//! data base operating systems", 1978): the answer to its first part then says so. The root may have to send more, as gradients come back to it, or fail:
-//! then its answer to what came says that it recalls this. The answer goes up the tree with those of the ranks between, so the rank has it before it can be idle.
+//! If all that the root sends goes to one rank, that rank commits without such a round (`last.rs`).
 //!
 //! Values bring along which crossings their gradients will reach beyond (`autograd/reach.rs`). If that holds for all that the roots reach, an exact backward
 //! needs no marks of its own: each gradient takes the list along, and the rank that it meets first marks what it sent of it.
@@ -15,6 +13,7 @@
 use std::collections::BTreeSet;
 
 use super::ids::{ContextId, CrossingId, TaskId};
+use super::last::{Last, Permit};
 use super::liveness::Probes;
 use super::message::{Answer, Manner, Mode, Op, Part};
 use super::{Action, Origin, Rank};
@@ -36,6 +35,9 @@ pub(crate) enum Input<P> {
     SeedIfKnown,
     /// Give a crossing its gradients.
     Gradient(CrossingId, P),
+    /// After what came before: commit, if no gradients go on from here, in `Fast` mode none are expected any more (so many are, less those that came, on
+    /// all ranks that were heard), and the permit is still there.
+    CommitIfLast { balance: i64, permit: Permit },
     /// Add what was accumulated to the context's gradients.
     Commit,
     /// Forget what was accumulated; say which calls got no gradient.
@@ -53,6 +55,8 @@ pub(crate) struct Output<P> {
     pub gradients: Vec<(CrossingId, P)>,
     /// Crossings that `ExpectAll` marked.
     pub expected: usize,
+    /// It has committed, as `CommitIfLast` asked.
+    pub committed: bool,
     /// Recorded calls that no gradient came for.
     pub unreached: Vec<String>,
     /// What failed.
@@ -66,6 +70,7 @@ impl<P> Default for Output<P> {
             known: None,
             gradients: Vec::new(),
             expected: 0,
+            committed: false,
             unreached: Vec::new(),
             error: None,
         }
@@ -73,7 +78,7 @@ impl<P> Default for Output<P> {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
+pub(super) enum Phase {
     Marking,
     Flowing,
     Settling { commit: bool },
@@ -83,45 +88,30 @@ enum Phase {
 pub(super) struct Backward<P> {
     number: u32,
     manner: Manner,
-    root: bool,
-    phase: Phase,
+    pub(super) root: bool,
+    pub(super) phase: Phase,
     /// The request that found this rank idle; answered when it is idle again.
     parent: Option<TaskId>,
     /// Other requests; answered when the engine has done what they brought, not before: an answer moves their sender to send more, while nobody here listens.
-    due: Vec<TaskId>,
+    pub(super) due: Vec<TaskId>,
     /// Those among them that the engine is at.
     doing: Vec<TaskId>,
     /// Whether the next answer is the first of this backward.
     first: bool,
-    children: BTreeSet<u32>,
-    outstanding: usize,
+    pub(super) children: BTreeSet<u32>,
+    pub(super) outstanding: usize,
     /// All crossings that the roots reach, if they were known from the start.
     known: Option<Vec<CrossingId>>,
     /// Ranks that this one has told them.
     told: BTreeSet<u32>,
     running: bool,
-    inbox: Vec<Input<P>>,
+    pub(super) inbox: Vec<Input<P>>,
     balance: i64,
     unreached: Vec<String>,
-    failed: Option<(u32, Error)>,
-    last: Last,
+    pub(super) failed: Option<(u32, Error)>,
+    pub(super) last: Last,
     /// On the root: who was asked for a sign of life.
     pub(super) probes: Probes,
-}
-
-/// Who commits, if the root leaves it to another rank.
-#[derive(Debug, Default)]
-struct Last {
-    /// On the root: the rank that it has left it to.
-    left_to: Option<u32>,
-    /// On that rank: it is to commit.
-    mine: bool,
-    /// The root has recalled it, as far as this rank has heard.
-    recalled: bool,
-    /// That rank has committed.
-    done: bool,
-    /// On the root: its caller has given up, and is to hear so once it is sure that nothing was committed.
-    given_up: Option<Error>,
 }
 
 impl<P> Backward<P> {
@@ -164,15 +154,6 @@ impl<P> Backward<P> {
             Some(known) if self.told.insert(rank) => known.clone(),
             _ => Vec::new(),
         }
-    }
-
-    /// The other rank that all of these gradients go to, if nothing else is under way.
-    fn only_way(&self, me: u32, gradients: &[(CrossingId, P)]) -> Option<u32> {
-        let to = gradients.first()?.0.rank();
-        let alone =
-            self.root && to != me && self.last.left_to.is_none() && self.outstanding == 0 && self.inbox.is_empty() && self.due.is_empty();
-        let is_to = |rank: &u32| *rank == to;
-        (alone && gradients.iter().all(|(crossing, _)| crossing.rank() == to) && self.children.iter().all(is_to)).then_some(to)
     }
 
     fn fail(&mut self, rank: u32, error: Error) {
@@ -304,7 +285,8 @@ impl<V: Clone, P: Default> Rank<V, P> {
                 backward.inbox.push(Input::Gradient(crossing, payload));
             }
             Part::Recall => {
-                let recalled = !matches!(backward.phase, Phase::Settling { .. });
+                let too_late = backward.last.permit.take().is_some_and(|permit| !permit.take());
+                let recalled = !too_late && !matches!(backward.phase, Phase::Settling { .. });
                 backward.last.recalled |= recalled;
                 let answer = Answer {
                     recalled,
@@ -335,6 +317,11 @@ impl<V: Clone, P: Default> Rank<V, P> {
         if let Some(error) = output.error {
             backward.fail(me, error);
         }
+        if output.committed {
+            backward.last.done = true;
+            backward.phase = Phase::Settling { commit: true };
+        }
+        backward.last.permit = None;
         if let Some(known) = output.known {
             backward.phase = Phase::Flowing;
             backward.known = Some(known);
@@ -472,7 +459,12 @@ impl<V: Clone, P: Default> Rank<V, P> {
         let Some(backward) = self.backwards.get_mut(&context) else { return };
         if !backward.inbox.is_empty() {
             backward.running = true;
-            let inputs = std::mem::take(&mut backward.inbox);
+            let mut inputs = std::mem::take(&mut backward.inbox);
+            if backward.commits_next() {
+                let (balance, permit) = (backward.balance, Permit::default());
+                backward.last.permit = Some(permit.clone());
+                inputs.push(Input::CommitIfLast { balance, permit });
+            }
             backward.doing.append(&mut backward.due);
             let retain_graph = backward.manner.retain_graph;
             self.actions.push(Action::Engine {

@@ -10,6 +10,7 @@ mod drain;
 mod ids;
 #[cfg(any(test, feature = "sim"))]
 mod inspect;
+mod last;
 mod liveness;
 mod message;
 mod references;

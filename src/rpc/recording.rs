@@ -208,23 +208,13 @@ impl Recording {
     }
 
     fn try_work(&self, engine: &mut Engine, retain: bool, inputs: Vec<Input<Payload>>, output: &mut Output<Payload>) -> Result<()> {
-        let Engine {
-            roots,
-            backward,
-            apart,
-            left,
-            hooks,
-            expected,
-            given,
-            ..
-        } = engine;
-        let mut flows = false;
+        let (mut flows, mut commits) = (false, None);
         for input in inputs {
-            let running = backward.get_or_insert_with(|| autograd::Backward::new(retain));
+            let running = engine.backward.get_or_insert_with(|| autograd::Backward::new(retain));
             let reached = match input {
                 Input::MarkRoots => {
                     let mut reached = Vec::new();
-                    for (i, root) in roots.iter().enumerate() {
+                    for (i, root) in engine.roots.iter().enumerate() {
                         reached.extend(running.mark(&root_key(i), &[root.edge()])?);
                     }
                     reached
@@ -235,13 +225,13 @@ impl Recording {
                     let mut reached = Vec::new();
                     for (&id, sent) in sent.iter() {
                         reached.extend(running.mark(&sent.key, &sent.edges)?);
-                        expected.insert(id, sent.what);
+                        engine.expected.insert(id, sent.what);
                     }
                     reached
                 }
                 Input::Mark(id) => self.with_sent(id, |sent| running.mark(&sent.key, &sent.edges))?,
                 Input::SeedRoots => {
-                    seed(running, roots)?;
+                    seed(running, &engine.roots)?;
                     flows = true;
                     Vec::new()
                 }
@@ -253,7 +243,7 @@ impl Recording {
                     for &id in known.iter().filter(|id| id.rank() == self.me) {
                         self.with_sent(id, |sent| running.mark(&sent.key, &sent.edges))?;
                     }
-                    seed(running, roots)?;
+                    seed(running, &engine.roots)?;
                     flows = true;
                     output.known = Some(known);
                     Vec::new()
@@ -261,68 +251,92 @@ impl Recording {
                 Input::Gradient(id, payload) => {
                     let gradients = decode_gradients(payload)?;
                     self.with_sent(id, |sent| running.give(&sent.key, &sent.edges, gradients))?;
-                    expected.remove(&id);
-                    given.push(id);
+                    engine.expected.remove(&id);
+                    engine.given.push(id);
                     flows = true;
                     Vec::new()
                 }
+                Input::CommitIfLast { balance, permit } => {
+                    commits = Some((balance, permit));
+                    Vec::new()
+                }
                 Input::Commit => {
-                    if !running.is_finished() {
-                        log::error!(
-                            "context {}: a backward ends with gradients still to come: this is a bug in rankgrad",
-                            self.id
-                        );
-                    }
-                    let mut gradients = lock(&self.gradients);
-                    for (_, (leaf, gradient)) in std::mem::take(apart) {
-                        add(&mut gradients, leaf, gradient)?;
-                    }
-                    gradients.append(left);
-                    *hooks = LeafHooks::default();
-                    roots.clear();
-                    expected.clear();
-                    let used = std::mem::take(given);
-                    if !retain {
-                        let mut sent = lock(&self.sent);
-                        used.iter().for_each(|id| drop(sent.remove(id)));
-                    }
-                    *backward = None;
+                    self.commit(engine, retain)?;
                     continue;
                 }
                 Input::Abort => {
-                    if !mutant::is(Mutant::KeepAborted) {
-                        apart.clear();
-                    }
-                    left.clear();
-                    let updated = std::mem::take(hooks);
-                    if !updated.updated().is_empty() {
-                        log::warn!(
-                            "context {}: the backward failed after hooks had updated these leaves of this rank: {}",
-                            self.id,
-                            updated.updated().join(", ")
-                        );
-                    }
-                    given.clear();
-                    roots.clear();
-                    output.unreached.extend(std::mem::take(expected).values().map(Travels::to_string));
-                    *backward = None;
+                    self.abort(engine, output);
                     continue;
                 }
             };
             output.reached.extend(reached.into_iter().map(CrossingId::from_bits));
         }
-        if flows && let Some(running) = backward {
+        if flows && let Some(running) = &mut engine.backward {
             let mut sink = Apart {
                 gathered: &self.gradients,
-                apart,
-                left,
-                hooks,
+                apart: &mut engine.apart,
+                left: &mut engine.left,
+                hooks: &mut engine.hooks,
             };
             for (id, gradients) in running.run(&mut sink)? {
                 output.gradients.push((CrossingId::from_bits(id), encode_gradients(gradients)?));
             }
         }
+        let stay = output.gradients.is_empty() || mutant::is(Mutant::CommitEarly);
+        let expected = output.expected as i64;
+        if stay && commits.is_some_and(|(balance, permit)| balance + expected == 0 && permit.take()) {
+            self.commit(engine, retain)?;
+            output.committed = true;
+        }
         Ok(())
+    }
+
+    /// Adds what a backward gathered to the context's gradients.
+    fn commit(&self, engine: &mut Engine, retain: bool) -> Result<()> {
+        if engine.backward.as_ref().is_some_and(|running| !running.is_finished()) {
+            log::error!(
+                "context {}: a backward ends with gradients still to come: this is a bug in rankgrad",
+                self.id
+            );
+        }
+        let mut gradients = lock(&self.gradients);
+        for (_, (leaf, gradient)) in std::mem::take(&mut engine.apart) {
+            add(&mut gradients, leaf, gradient)?;
+        }
+        gradients.append(&mut engine.left);
+        drop(gradients);
+        engine.hooks = LeafHooks::default();
+        engine.roots.clear();
+        engine.expected.clear();
+        let used = std::mem::take(&mut engine.given);
+        if !retain {
+            let mut sent = lock(&self.sent);
+            used.iter().for_each(|id| drop(sent.remove(id)));
+        }
+        engine.backward = None;
+        Ok(())
+    }
+
+    /// Forgets it.
+    fn abort(&self, engine: &mut Engine, output: &mut Output<Payload>) {
+        if !mutant::is(Mutant::KeepAborted) {
+            engine.apart.clear();
+        }
+        engine.left.clear();
+        let updated = std::mem::take(&mut engine.hooks);
+        if !updated.updated().is_empty() {
+            log::warn!(
+                "context {}: the backward failed after hooks had updated these leaves of this rank: {}",
+                self.id,
+                updated.updated().join(", ")
+            );
+        }
+        engine.given.clear();
+        engine.roots.clear();
+        output
+            .unreached
+            .extend(std::mem::take(&mut engine.expected).values().map(Travels::to_string));
+        engine.backward = None;
     }
 
     fn with_sent<R>(&self, id: CrossingId, f: impl FnOnce(&Sent) -> Result<R>) -> Result<R> {

@@ -181,6 +181,7 @@ impl Checks {
                 Input::Gradient(..) => "a crossing gets its gradients",
                 Input::ExpectAll => "a rank expects all (fast)",
                 Input::Commit => "a rank commits",
+                Input::CommitIfLast { .. } => continue,
                 Input::Abort => "a rank aborts",
                 Input::MarkRoots | Input::SeedRoots => continue,
                 Input::SeedIfKnown => "an exact backward may know all that it reaches",

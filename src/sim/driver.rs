@@ -90,6 +90,9 @@ impl Sim {
                 let recording = sim.world().recording(rank, context);
                 let output = recording.work(retain, inputs);
                 sim.pause(rank).await;
+                if output.committed {
+                    sim.world().checks.count("a rank commits at once");
+                }
                 sim.step(rank, |n| n.rank.engine_done(context, output));
             });
         }

@@ -40,12 +40,13 @@ impl Caller {
     /// Computes with parameters, calls its children on what came out, and adds up what they return.
     pub(super) async fn node(&self, tree: &Tree, input: Tensor, parameters: &[(usize, u32, Ref)]) -> Result<Vec<Tensor>> {
         self.work(tree.micros).await;
+        let input_needs = input.requires_grad();
         let mut sum = input;
         for (k, &(wanted, fetched)) in tree.uses.iter().enumerate() {
             let Some((_, owner, of)) = parameters.iter().find(|p| p.0 == wanted) else {
                 continue;
             };
-            let w = if fetched || *owner != tree.place {
+            let w = if (fetched && input_needs) || *owner != tree.place {
                 self.sim.world().checks.count("a parameter is fetched");
                 self.fetch(of)
                     .await?
