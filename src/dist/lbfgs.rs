@@ -234,7 +234,7 @@ impl Parts {
         let results = collect(asked.collect()).into_iter();
         gather(
             || format!("{}: {what}", Lbfgs::NAME),
-            results.map(|(owner, result)| (owner, created(result))).collect(),
+            results.map(|(owner, result)| (owner, created(result))),
             applies,
         )
     }

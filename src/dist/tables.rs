@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::optimizer::OwnerOptimizer;
-use crate::optim::ParameterReport;
 use crate::protocol::{ContextId, OptimizerId};
 use crate::rpc::Recording;
 use crate::runtime::{Runtime, Slot, lock};
@@ -34,12 +33,10 @@ pub(crate) struct Updates {
 }
 
 impl Updates {
-    /// Notes what became of parameters.
-    pub(crate) fn count(&self, reports: &[ParameterReport]) {
-        let updated = reports.iter().filter(|r| r.updated).count() as u64;
-        let in_place = reports.iter().filter(|r| r.updated && r.in_place).count() as u64;
-        self.in_place.fetch_add(in_place, Ordering::Relaxed);
-        self.out_of_place.fetch_add(updated - in_place, Ordering::Relaxed);
+    /// Notes that so many parameters were updated, so many of them in place.
+    pub(crate) fn count(&self, updated: usize, in_place: usize) {
+        self.in_place.fetch_add(in_place as u64, Ordering::Relaxed);
+        self.out_of_place.fetch_add((updated - in_place) as u64, Ordering::Relaxed);
     }
 }
 

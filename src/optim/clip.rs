@@ -1,11 +1,13 @@
 //! Norms of gradients, and what is done to gradients that are too large.
 
+use std::ops::Range;
+
 use ndarray::{ArcArray, IxDyn};
 use serde::{Deserialize, Serialize};
 use smallvec::{SmallVec, smallvec};
 
 use super::Float;
-use super::arithmetic::{add, fold, fold_blocks, magnitude, maximum, square};
+use super::arithmetic::{add, fold, fold_blocks, fold_each, magnitude, maximum, square};
 use super::options::Check;
 use crate::Result;
 use crate::tensor::device::NormKind;
@@ -57,6 +59,18 @@ impl Norm {
             Norm::One => fold(0.0, x, magnitude, add),
             Norm::Two => fold(0.0, x, square, add).sqrt(),
             Norm::Inf => fold(0.0, x, magnitude, maximum::<f64>),
+        }
+    }
+
+    /// The norm of each of these ranges of elements, which are at most a block.
+    pub(super) fn of_each<T: Float>(self, x: &[T], ranges: impl Iterator<Item = Range<usize>>, norms: &mut [f64]) {
+        match self {
+            Norm::One => fold_each(x, ranges, norms, magnitude, add),
+            Norm::Two => {
+                fold_each(x, ranges, norms, square, add);
+                norms.iter_mut().for_each(|norm| *norm = norm.sqrt());
+            }
+            Norm::Inf => fold_each(x, ranges, norms, magnitude, maximum::<f64>),
         }
     }
 

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::erased::{ErasedRule, RuleOn, Taken};
-use super::{Float, Norm, ParameterReport, ParameterState, StateView};
+use super::report::ParameterReports;
+use super::{Float, Norm, ParameterState, StateView};
 use crate::Result;
 use crate::tensor::{DType, Gradient, Leaf, Locked};
 
@@ -33,6 +34,8 @@ pub(super) struct Flat<T> {
     /// [`Locked::changes`] of each member's leaf whose values are these.
     seen: Vec<Option<u64>>,
     gradients: Vec<T>,
+    /// Of each member's gradient in the step under way.
+    norms: Vec<f64>,
 }
 
 #[derive(Debug)]
@@ -43,6 +46,13 @@ struct Member {
     elements: Range<usize>,
     /// Whether it takes part in the step under way.
     steps: bool,
+}
+
+impl Member {
+    #[inline(always)]
+    fn elements(&self) -> Range<usize> {
+        self.elements.clone()
+    }
 }
 
 #[derive(Debug)]
@@ -76,6 +86,7 @@ impl<T: Float> Flat<T> {
             values: Vec::new(),
             seen: Vec::new(),
             gradients: Vec::new(),
+            norms: vec![0.0; candidates.len()],
         };
         let names = rule.arrays(&[1]).into_iter().map(|array| array.name);
         let array = |name| FlatArray {
@@ -131,6 +142,11 @@ impl<T: Float> Flat<T> {
         (0..self.members.len()).filter_map(|at| Some((self.members[at].place, self.state(at)?)))
     }
 
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.members.len()
+    }
+
     /// The members' places in the optimizer.
     pub(super) fn places(&self) -> impl Iterator<Item = usize> + '_ {
         self.members.iter().map(|member| member.place)
@@ -169,7 +185,7 @@ impl<T: Float> Flat<T> {
                 None => true,
                 Some(Gradient::Dense(data)) if is_same(data.shape(), member.leaf.shape()) => {
                     let found = T::peek(data).ok().and_then(|array| array.as_slice());
-                    found.map(|g| gradients[member.elements.clone()].copy_from_slice(g)).is_some()
+                    found.map(|g| gradients[member.elements()].copy_from_slice(g)).is_some()
                 }
                 Some(_) => false,
             }
@@ -184,7 +200,7 @@ impl<T: Float> Flat<T> {
         &mut self,
         update: &RuleOn<'_, T>,
         norm: Norm,
-        reports: &mut [ParameterReport],
+        reports: &mut ParameterReports,
     ) -> Result<Result<(), (usize, String)>> {
         let Self {
             members,
@@ -196,22 +212,23 @@ impl<T: Float> Flat<T> {
             values,
             seen,
             gradients,
+            norms,
             ..
         } = self;
         let count = scalar_names.len();
         let mut locked: SmallVec<[Option<Locked<'_>>; 8]> = SmallVec::with_capacity(members.len());
-        for (member, seen) in members.iter().zip(seen.iter_mut()) {
+        norm.of_each(gradients, members.iter().map(Member::elements), norms);
+        for ((member, seen), &norm) in members.iter().zip(seen.iter_mut()).zip(norms.iter()) {
             let lock = member.leaf.lock();
-            let report = &mut reports[member.place];
             if member.steps {
                 if *seen != Some(lock.changes()) {
-                    lock.read(&mut values[member.elements.clone()])?;
+                    lock.read(&mut values[member.elements()])?;
                 }
                 *seen = None; // until they are updated here and there
-                report.norm = Some(norm.of_slice(&gradients[member.elements.clone()]));
+                reports.set_norm(member.place, Some(norm));
                 locked.push(Some(lock));
             } else {
-                report.version = lock.version();
+                reports.leave(member.place, lock.version());
                 locked.push(None);
             }
         }
@@ -241,9 +258,10 @@ impl<T: Float> Flat<T> {
                 }
                 let after = view.after();
                 drop(view);
-                for at in start..end {
-                    scalars[at * count..(at + 1) * count].copy_from_slice(&after.scalars);
-                    used[at] = true;
+                used[start..end].fill(true);
+                for (number, &value) in after.scalars.iter().enumerate() {
+                    let each = scalars[start * count..end * count].iter_mut().skip(number).step_by(count);
+                    each.for_each(|scalar| *scalar = value);
                 }
                 for (array, &fresh) in arrays.iter_mut().zip(&after.fresh) {
                     array.fresh[start..end].fill(fresh);
@@ -254,10 +272,9 @@ impl<T: Float> Flat<T> {
         }
         for ((member, seen), lock) in members.iter().zip(seen).zip(locked) {
             if let Some(mut lock) = lock {
-                let done = lock.write(&values[member.elements.clone()])?;
+                let done = lock.write(&values[member.elements()])?;
                 *seen = Some(lock.changes());
-                let report = &mut reports[member.place];
-                (report.updated, report.version, report.in_place) = (true, done.version, done.in_place);
+                reports.update(member.place, done.version, done.in_place);
             }
         }
         Ok(Ok(()))

@@ -11,6 +11,7 @@
 //! (`scripts/bits` shows it), and on GPUs. Those of L-BFGS have the bits of the closure.
 
 pub mod arithmetic;
+mod checked;
 mod clip;
 mod erased;
 mod flat;
@@ -20,6 +21,7 @@ pub mod in_backward;
 mod lbfgs;
 mod optimizer;
 pub mod options;
+mod report;
 mod rule;
 mod rules;
 pub mod schedule;
@@ -30,14 +32,17 @@ mod step;
 mod sweep;
 mod table;
 mod threads;
+mod together;
 mod view;
 
+pub use checked::Checked;
 pub use clip::{Clip, Norm};
 pub use float::Float;
 pub use in_backward::{InBackward, InBackwardOptimizers, optimizer_in_backward, optimizers_in_backward};
 pub(crate) use lbfgs::{Ask, Direction, Driver, DriverState, Gathered, Part, Slope, Vectors, add};
 pub use lbfgs::{Lbfgs, LbfgsOptimizer, LbfgsReport, LbfgsStop, LineSearch};
-pub use optimizer::{Checked, Optimizer, ParameterReport};
+pub use optimizer::Optimizer;
+pub use report::{ParameterReport, ParameterReports};
 pub use rule::{Form, Rows, Rule, StateArray};
 pub use rules::*;
 pub use spec::OptimizerSpec;

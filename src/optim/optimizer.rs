@@ -4,112 +4,18 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
 use ndarray::{ArcArray, IxDyn};
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::clip::{clamped, is_finite, scaled};
+use super::checked::Checked;
 use super::erased::{ErasedRule, RuleOn, Taken};
-use super::flat::{self, Candidate, FlatGroup, each};
+use super::flat::{FlatGroup, each};
+use super::report::{ParameterReport, ParameterReports};
 use super::spec::changed;
 use super::sweep::Sweep;
 use super::view::After;
 use super::{Float, Form, Norm, OptimizerSpec, ParameterState, Rows};
 use crate::tensor::{DType, Data, Device, Gradient, Leaf, RowSparse, Tensor, Updated};
 use crate::{Error, ErrorKind, Result};
-
-/// What a step did to one parameter.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct ParameterReport {
-    /// Whether there was a gradient, and so an update.
-    pub updated: bool,
-    /// Rows that a sparse gradient touched; `None` for a dense one.
-    pub rows: Option<usize>,
-    /// Norm of its gradient before any clipping: of the kind that the step clips by, else the 2-norm. `None` without a gradient.
-    pub norm: Option<f64>,
-    /// The parameter's version after the step.
-    pub version: u64,
-    /// Whether the update wrote over the old values, because nobody else held them.
-    pub in_place: bool,
-}
-
-impl ParameterReport {
-    /// That nothing was done, of a parameter that was never updated.
-    const NOTHING: Self = Self {
-        updated: false,
-        rows: None,
-        norm: None,
-        version: 0,
-        in_place: false,
-    };
-}
-
-/// Gradients that an [`Optimizer`] has checked, each in the form that its rule takes, with their norms. Made by [`Optimizer::check`].
-#[derive(Debug, Clone)]
-pub struct Checked {
-    gradients: Vec<Option<Gradient>>,
-    kind: Norm,
-    /// Computed when they are asked for; else by the update, which has the gradients at hand.
-    norms: OnceLock<Vec<Option<f64>>>,
-}
-
-impl Checked {
-    /// Norm of each parameter's gradient; `None` without one.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Cuda`] for gradients on a GPU that can't be used.
-    pub fn norms(&self) -> Result<&[Option<f64>]> {
-        if self.norms.get().is_none() {
-            let of = |g: &Option<Gradient>| g.as_ref().map(|g| self.kind.of(g)).transpose();
-            let norms = self.gradients.iter().map(of).collect::<Result<_>>()?;
-            let _ = self.norms.set(norms); // else another thread has computed the same
-        }
-        Ok(self.norms.get().map_or(&[], Vec::as_slice))
-    }
-
-    /// Places of the parameters whose gradient has an element that is infinite or NaN.
-    ///
-    /// # Errors
-    /// As [`norms`](Self::norms).
-    pub fn not_finite(&self) -> Result<Vec<usize>> {
-        let mut found = Vec::new();
-        for (place, (norm, gradient)) in self.norms()?.iter().zip(&self.gradients).enumerate() {
-            // A finite norm is one of finite elements; another one may be too large for a number.
-            if let (Some(norm), Some(gradient)) = (norm, gradient)
-                && !norm.is_finite()
-                && !is_finite(gradient)?
-            {
-                found.push(place);
-            }
-        }
-        Ok(found)
-    }
-
-    /// Multiplies all gradients by a number. The norms stay those before.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Cuda`] for gradients on a GPU that can't be used.
-    pub fn scale(&mut self, factor: f64) -> Result<()> {
-        if factor != 1.0 {
-            self.norms()?;
-            for gradient in self.gradients.iter_mut().flatten() {
-                *gradient = scaled(gradient, factor)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Brings all elements between `-max` and `max`. The norms stay those before.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Cuda`] for gradients on a GPU that can't be used.
-    pub fn clamp(&mut self, max: f64) -> Result<()> {
-        self.norms()?;
-        let clamped = |g: Option<Gradient>| g.map(|g| clamped(g, max)).transpose();
-        let gradients = std::mem::take(&mut self.gradients).into_iter().map(clamped);
-        self.gradients = gradients.collect::<Result<_>>()?;
-        Ok(())
-    }
-}
 
 /// An optimizer over parameters of this rank. Local; it blocks on nothing but the parameters' own locks.
 ///
@@ -134,16 +40,16 @@ pub struct Optimizer {
     pub(super) groups: Vec<OptimizerSpec>,
     pub(super) parameters: Vec<Parameter>,
     /// Small parameters that are updated together, with their state.
-    flats: Vec<FlatGroup>,
+    pub(super) flats: Vec<FlatGroup>,
     /// Whether it was looked for such since parameters or state were changed.
-    flattened: bool,
+    pub(super) flattened: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct Parameter {
     /// Its place, for errors.
     pub(super) place: usize,
-    tensor: Tensor,
+    pub(super) tensor: Tensor,
     pub(super) leaf: Arc<Leaf>,
     pub(super) dtype: DType,
     pub(super) shape: Vec<usize>,
@@ -151,7 +57,7 @@ pub(super) struct Parameter {
     /// Not that of a member of a flat group.
     pub(super) state: Option<ParameterState>,
     /// Whether it is a member of a flat group.
-    flat: bool,
+    pub(super) flat: bool,
     /// Whether `state` has all that the group's options need.
     pub(super) prepared: bool,
 }
@@ -380,6 +286,11 @@ impl Optimizer {
     /// # Errors
     /// As [`Optimizer::check`], and only if options were changed between the two; [`ErrorKind::Argument`] if another optimizer has checked them.
     pub fn apply(&mut self, gradients: Checked) -> Result<Vec<ParameterReport>> {
+        Ok(self.apply_all(gradients)?.iter().collect())
+    }
+
+    /// As [`apply`](Self::apply).
+    pub(crate) fn apply_all(&mut self, gradients: Checked) -> Result<ParameterReports> {
         let Checked {
             mut gradients,
             kind,
@@ -391,15 +302,13 @@ impl Optimizer {
         }
         let norms = norms.into_inner();
         let asked = |place: usize| norms.as_ref().map_or(Asked::For(kind), |norms| Asked::Known(norms[place]));
-        let mut reports = vec![ParameterReport::NOTHING; self.len()];
+        let mut reports = ParameterReports::nothing(self.len());
         // What can fail comes first.
         let mut on_gpus = Vec::new();
         for place in (0..self.len()).filter(|&place| self.parameters[place].is_on_gpu()) {
             on_gpus.extend(gradients[place].take().map(|gradient| (place, gradient, asked(place))));
         }
-        for (place, report) in self.apply_on_gpus(on_gpus)? {
-            reports[place] = report;
-        }
+        let on_gpus = self.apply_on_gpus(on_gpus)?;
         self.flatten();
         if !self.take_flat(|place, _| gradients[place].as_ref()) {
             self.dissolve();
@@ -409,118 +318,13 @@ impl Optimizer {
         for (place, gradient) in gradients.into_iter().enumerate() {
             let p = &self.parameters[place];
             match asked(place) {
-                Asked::Known(norm) if p.flat => reports[place].norm = norm,
+                Asked::Known(norm) if p.flat => reports.set_norm(place, norm),
                 Asked::For(_) if p.flat => {}
-                // On a GPU, above.
-                _ if reports[place].updated => {}
-                norm => reports[place] = self.apply_one(place, gradient, norm)?,
+                norm => reports.set(place, self.apply_one(place, gradient, norm)?),
             }
         }
+        on_gpus.into_iter().for_each(|(place, report)| reports.set(place, report));
         Ok(reports)
-    }
-
-    /// One step of an optimizer all of whose parameters are small, with gradients that are lent by their leaves' ids: the quick way of [`check`](Self::check) and
-    /// [`apply`](Self::apply). `None` if it isn't for these parameters or gradients; nothing is changed then.
-    ///
-    /// # Errors
-    /// As [`apply`](Self::apply).
-    pub(crate) fn step_lent<'g>(
-        &mut self,
-        mut gradient: impl FnMut(u64) -> Option<&'g Gradient>,
-        norm: Norm,
-    ) -> Result<Option<Vec<ParameterReport>>> {
-        self.flatten();
-        if !self.parameters.iter().all(|p| p.flat) || !self.take_flat(|_, leaf| gradient(leaf.id())) {
-            return Ok(None);
-        }
-        let mut reports = vec![ParameterReport::NOTHING; self.len()];
-        self.step_flat(norm, &mut reports)?;
-        Ok(Some(reports))
-    }
-
-    /// Whether some parameters are members of flat groups.
-    #[cfg(test)]
-    pub(super) fn has_flat(&self) -> bool {
-        !self.flats.is_empty()
-    }
-
-    /// Makes flat groups of small parameters, if that wasn't tried before.
-    fn flatten(&mut self) {
-        if std::mem::replace(&mut self.flattened, true) {
-            return;
-        }
-        for (group, spec) in self.groups.iter().enumerate() {
-            let rule = spec.rule();
-            if !rule.is_elementwise() || !matches!(rule.form(false), Ok(Form::Dense)) {
-                continue;
-            }
-            for dtype in [DType::F32, DType::F64] {
-                let small = |p: &Parameter| {
-                    p.group == group && p.dtype == dtype && !p.flat && p.tensor.len() <= flat::SMALL && p.leaf.device() == Device::Cpu
-                };
-                if !self.parameters.iter().any(&small) {
-                    continue;
-                }
-                let mut candidates = Vec::new();
-                for (place, p) in self.parameters.iter_mut().enumerate().filter(|(_, p)| small(p)) {
-                    // Here, where it can't fail.
-                    let _ = p.prepare(rule);
-                    candidates.push(Candidate {
-                        place,
-                        leaf: Arc::clone(&p.leaf),
-                        state: p.state.take().unwrap_or_default(),
-                    });
-                }
-                let made = FlatGroup::of(group, dtype, rule, &mut candidates);
-                for candidate in candidates {
-                    self.parameters[candidate.place].state = Some(candidate.state); // none was made of them
-                }
-                let Some(made) = made else { continue };
-                each!(&made, flat => flat.places().for_each(|place| self.parameters[place].flat = true));
-                self.flats.push(made);
-            }
-        }
-    }
-
-    /// Gives each member of a flat group its state back.
-    fn dissolve(&mut self) {
-        for flat in self.flats.drain(..) {
-            for (place, state) in each!(&flat, flat => flat.states().collect::<Vec<_>>()) {
-                let p = &mut self.parameters[place];
-                (p.state, p.flat, p.prepared) = (Some(state), false, false);
-            }
-        }
-        self.flattened = false;
-    }
-
-    /// Takes gradients of members of flat groups; `false` if one can't be.
-    fn take_flat<'g>(&mut self, mut gradient: impl FnMut(usize, &Leaf) -> Option<&'g Gradient>) -> bool {
-        self.flats.iter_mut().all(|flat| each!(flat, flat => flat.take(&mut gradient)))
-    }
-
-    fn step_flat(&mut self, norm: Norm, reports: &mut [ParameterReport]) -> Result<()> {
-        let Self {
-            flats, groups, parameters, ..
-        } = self;
-        for flat in flats {
-            let (rule, stepped) = match flat {
-                FlatGroup::F32(flat) => {
-                    let rule = groups[flat.group].rule();
-                    (rule, flat.step(&|p, g, s| rule.update_f32(p, g, s), norm, reports)?)
-                }
-                FlatGroup::F64(flat) => {
-                    let rule = groups[flat.group].rule();
-                    (rule, flat.step(&|p, g, s| rule.update_f64(p, g, s), norm, reports)?)
-                }
-            };
-            stepped.map_err(|(place, message)| ErrorKind::RulePanic {
-                optimizer: rule.name().into(),
-                parameter: parameters[place].place,
-                name: parameters[place].name(),
-                message,
-            })?;
-        }
-        Ok(())
     }
 
     /// State of a parameter; `None` if it was never updated.

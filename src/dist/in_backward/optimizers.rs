@@ -250,7 +250,7 @@ fn gather<R>(operation: &str, results: Asked<R>) -> Result<Vec<(Vec<usize>, R)>>
     let each = results.into_iter();
     gather_owners(
         operation,
-        each.map(|(rank, places, result)| (rank, result.map(|r| (places, r)))).collect(),
+        each.map(|(rank, places, result)| (rank, result.map(|r| (places, r)))),
         true,
     )
 }

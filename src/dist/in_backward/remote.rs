@@ -43,7 +43,7 @@ crate::remote! {
     pub(super) fn attach(scope: &Scope, spec: OptimizerSpec, options: InBackward, parameters: Vec<RRef<Tensor>>, places: Vec<u32>) -> Result<Vec<u64>> {
         let tensors: Vec<Tensor> = parameters.iter().map(|rref| rref.local(scope)).collect::<Result<_>>()?;
         let updates = Arc::clone(&Tables::of(&scope.caller().runtime)?.updates);
-        let observer: Observer = Arc::new(move |report: &ParameterReport| updates.count(std::slice::from_ref(report)));
+        let observer: Observer = Arc::new(move |report: &ParameterReport| updates.count(usize::from(report.updated), usize::from(report.updated && report.in_place)));
         let parameters = places.iter().map(|&place| place as usize).zip(tensors);
         let attached = InBackwardOptimizers::attach(&spec, &options, parameters, Some(observer))?;
         Ok(attached.ids().into_iter().map(|(id, _)| id).collect())

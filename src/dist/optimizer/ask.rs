@@ -100,19 +100,31 @@ impl DistributedOptimizer {
 
 /// What each owner answers, in the order asked. Blocks until all have.
 pub(crate) fn collect<R: DeserializeOwned>(asked: Asked) -> Answers<R> {
-    asked.into_iter().map(|(rank, call)| (rank, call.and_then(Call::result))).collect()
+    answers(asked).collect()
+}
+
+/// As [`collect`], one after the other: blocks for each until it has answered.
+pub(super) fn answers<R: DeserializeOwned>(asked: Asked) -> impl ExactSizeIterator<Item = (u32, Result<R>)> {
+    asked.into_iter().map(|(rank, call)| (rank, call.and_then(Call::result)))
 }
 
 /// All results, or every failure. With `applies`, an owner that hasn't answered in time may have done what it was asked.
-pub(crate) fn gather<R>(operation: impl Operation, results: Answers<R>, applies: bool) -> Result<Vec<R>> {
-    if results.iter().all(|r| r.1.is_ok()) {
-        return results.into_iter().map(|r| r.1).collect();
-    }
-    let owners = results.len();
-    let (mut updated, mut failures, mut in_doubt) = (Vec::new(), Vec::new(), Vec::new());
-    for (rank, result) in results {
-        match result {
-            Ok(_) => updated.push(rank),
+pub(crate) fn gather<R>(
+    operation: impl Operation,
+    answers: impl IntoIterator<Item = (u32, Result<R>), IntoIter: ExactSizeIterator>,
+    applies: bool,
+) -> Result<Vec<R>> {
+    let answers = answers.into_iter();
+    let owners = answers.len();
+    let mut results = Vec::with_capacity(owners);
+    let mut updated: SmallVec<[u32; 8]> = SmallVec::new();
+    let (mut failures, mut in_doubt) = (Vec::new(), Vec::new());
+    for (rank, answer) in answers {
+        match answer {
+            Ok(result) => {
+                results.push(result);
+                updated.push(rank);
+            }
             Err(error) => {
                 if applies && matches!(error.kind(), ErrorKind::Timeout { .. }) {
                     in_doubt.push(rank);
@@ -122,11 +134,14 @@ pub(crate) fn gather<R>(operation: impl Operation, results: Answers<R>, applies:
             }
         }
     }
+    if failures.is_empty() {
+        return Ok(results);
+    }
     Err(ErrorKind::Owners {
         operation: operation.name(),
         owners,
         failures,
-        updated,
+        updated: updated.into_vec(),
         in_doubt,
     }
     .into())

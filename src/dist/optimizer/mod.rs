@@ -2,7 +2,6 @@
 
 pub(super) mod ask;
 mod changes;
-mod columns;
 mod groups;
 mod options;
 mod owner;

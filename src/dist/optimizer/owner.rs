@@ -14,7 +14,7 @@ use super::report::OwnerReport;
 use crate::dist::builtin::parameter;
 use crate::dist::sent::SentState;
 use crate::dist::tables::Tables;
-use crate::optim::{Checked, Norm, Optimizer, OptimizerSpec, ParameterReport, ParameterState};
+use crate::optim::{Checked, Norm, Optimizer, OptimizerSpec, ParameterReport, ParameterReports, ParameterState};
 use crate::protocol::{ContextId, OptimizerId};
 use crate::rpc::{Calls, Recording, Scope};
 use crate::rref::RRef;
@@ -243,7 +243,7 @@ impl Part {
         Ok(())
     }
 
-    fn report(&self, rank: u32, parameters: Vec<ParameterReport>, norm_kind: Norm, start: Instant) -> OwnerReport {
+    fn report(&self, rank: u32, parameters: ParameterReports, norm_kind: Norm, start: Instant) -> OwnerReport {
         OwnerReport {
             rank,
             places: Arc::default(),
@@ -254,7 +254,7 @@ impl Part {
     }
 
     /// What a step would report that updates nothing.
-    fn untouched(&self, norms: &[Option<f64>]) -> Vec<ParameterReport> {
+    fn untouched(&self, norms: &[Option<f64>]) -> ParameterReports {
         let report = |(version, norm): (u64, &Option<f64>)| ParameterReport {
             updated: false,
             rows: None,
@@ -311,20 +311,19 @@ pub(in crate::dist) fn find(scope: &Scope, operation: &str, id: OptimizerId) -> 
 /// What this rank has recorded of contexts, the first of which the request's gate has checked.
 fn recordings(runtime: &Runtime, contexts: impl Iterator<Item = ContextId>) -> Result<SmallVec<[Option<Arc<Recording>>; 1]>> {
     let tables = Tables::of(runtime)?;
-    contexts
-        .enumerate()
-        .map(|(n, context)| {
-            if n > 0 {
-                runtime.check_gradients("step", context)?;
-            }
-            Ok(tables.known_recording(context))
-        })
-        .collect()
+    let mut recordings = SmallVec::new();
+    for (n, context) in contexts.enumerate() {
+        if n > 0 {
+            runtime.check_gradients("step", context)?;
+        }
+        recordings.push(tables.known_recording(context));
+    }
+    Ok(recordings)
 }
 
 /// Applies gradients, and tells what came of it.
 fn apply(scope: &Scope, owner: &OwnerOptimizer, part: &mut Part, checked: Checked, norm: Norm, start: Instant) -> Result<OwnerReport> {
-    let parameters = part.optimizer.apply(checked)?;
+    let parameters = part.optimizer.apply_all(checked)?;
     applied(scope, owner, part, parameters, norm, start)
 }
 
@@ -332,12 +331,12 @@ fn applied(
     scope: &Scope,
     owner: &OwnerOptimizer,
     part: &Part,
-    parameters: Vec<ParameterReport>,
+    parameters: ParameterReports,
     norm: Norm,
     start: Instant,
 ) -> Result<OwnerReport> {
     let tables = Tables::of(&scope.caller().runtime)?;
-    tables.updates.count(&parameters);
+    tables.updates.count(parameters.updated(), parameters.in_place());
     let report = part.report(scope.rank(), parameters, norm, start);
     let heavy = part.elements > HEAVY_ELEMENTS || report.seconds > HEAVY_SECONDS;
     owner.heavy.store(heavy, Ordering::Relaxed);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use crate::optim::{Norm, ParameterReport};
+use crate::optim::{Norm, ParameterReport, ParameterReports};
 
 /// What a step did on one owner.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -16,8 +16,7 @@ pub struct OwnerReport {
     #[serde(skip)] // the client knows them
     pub places: Arc<[u32]>,
     /// What happened to each of them.
-    #[serde(with = "super::columns")]
-    pub parameters: Vec<ParameterReport>,
+    pub parameters: ParameterReports,
     /// Which norm of the gradients is reported.
     pub norm_kind: Norm,
     /// Time the update took there, in seconds.
@@ -27,22 +26,22 @@ pub struct OwnerReport {
 impl OwnerReport {
     /// Number of parameters that were updated.
     pub fn updated(&self) -> usize {
-        self.parameters.iter().filter(|p| p.updated).count()
+        self.parameters.updated()
     }
 
     /// Number of parameters without a gradient (or frozen), left as they were.
     pub fn without_gradient(&self) -> usize {
-        self.parameters.iter().filter(|p| p.norm.is_none()).count()
+        self.parameters.without_gradient()
     }
 
     /// Number of rows that sparse gradients touched.
     pub fn rows(&self) -> usize {
-        self.parameters.iter().filter_map(|p| p.rows).sum()
+        self.parameters.rows()
     }
 
     /// Norm of all gradients on this owner, before any clipping.
     pub fn norm(&self) -> f64 {
-        self.norm_kind.total(self.parameters.iter().filter_map(|p| p.norm))
+        self.parameters.norm(self.norm_kind)
     }
 }
 
@@ -69,24 +68,17 @@ pub struct StepSummary {
 
 impl StepSummary {
     pub(super) fn of(report: &OwnerReport) -> Self {
-        let mut summary = StepSummary {
+        StepSummary {
             owners: 1,
+            updated: report.updated(),
+            in_place: report.parameters.in_place(),
+            without_gradient: report.without_gradient(),
+            rows: report.rows(),
+            versions: report.parameters.version_range(),
             seconds: (report.seconds, report.seconds),
             norm_kind: report.norm_kind,
             norm: report.norm(),
-            ..StepSummary::default()
-        };
-        // One pass: there may be many.
-        let (mut least, mut most) = (u64::MAX, 0);
-        for p in &report.parameters {
-            summary.updated += usize::from(p.updated);
-            summary.in_place += usize::from(p.updated & p.in_place);
-            summary.without_gradient += usize::from(p.norm.is_none());
-            summary.rows += p.rows.unwrap_or(0);
-            (least, most) = (least.min(p.version), most.max(p.version));
         }
-        summary.versions = (!report.parameters.is_empty()).then_some((least, most));
-        summary
     }
 
     pub(super) fn add(&mut self, other: &StepSummary) {
@@ -130,8 +122,9 @@ pub struct StepReport {
 
 impl StepReport {
     pub(super) fn of_rows(owners: Vec<OwnerReport>, scale: f64) -> Self {
-        let mut summary = StepSummary::default();
-        owners.iter().for_each(|o| summary.add(&StepSummary::of(o)));
+        let mut each = owners.iter().map(StepSummary::of);
+        let mut summary = each.next().unwrap_or_default();
+        each.for_each(|other| summary.add(&other));
         let mut report = StepReport {
             summary,
             owners,
@@ -185,7 +178,7 @@ impl StepReport {
         let mut norms: SmallVec<[(u32, f64); 8]> = self
             .owners
             .iter()
-            .flat_map(|o| o.places.iter().zip(&o.parameters))
+            .flat_map(|o| o.places.iter().zip(o.parameters.iter()))
             .filter_map(|(&place, p)| Some((place, p.norm?)))
             .collect();
         if !norms.is_sorted_by_key(|n| n.0) {
@@ -195,7 +188,7 @@ impl StepReport {
     }
 
     /// What happened to the parameter at a place of the optimizer's list, if its owner's row is there.
-    pub fn parameter(&self, place: usize) -> Option<&ParameterReport> {
+    pub fn parameter(&self, place: usize) -> Option<ParameterReport> {
         self.owners.iter().find_map(|o| {
             let at = o.places.iter().position(|&p| p as usize == place)?;
             o.parameters.get(at)
@@ -204,8 +197,8 @@ impl StepReport {
 
     /// The version of each parameter after the step, in the order of the optimizer's list, if the rows are there.
     pub fn versions(&self) -> Vec<u64> {
-        let each = self.owners.iter().flat_map(|o| o.places.iter().zip(&o.parameters));
-        let mut versions: Vec<(u32, u64)> = each.map(|(&place, p)| (place, p.version)).collect();
+        let each = self.owners.iter().flat_map(|o| o.places.iter().zip(o.parameters.versions()));
+        let mut versions: Vec<(u32, u64)> = each.map(|(&place, &version)| (place, version)).collect();
         versions.sort_by_key(|v| v.0);
         versions.into_iter().map(|v| v.1).collect()
     }

@@ -84,7 +84,7 @@ impl DistributedOptimizer {
             (owner.rank, self.ask(owner.rank, read_state(), &Asking::QUEUED, write))
         });
         let answers = ask::collect::<Vec<(u32, SentState)>>(asked.collect());
-        self.note_made(&answers);
+        answers.iter().for_each(|answer| self.note_made(answer));
         let states = ask::gather("state_dict", answers, false)?.into_iter().flatten();
         let named = states.filter_map(|(place, state)| Some((self.parameters.get(place as usize)?.name.clone(), state.into())));
         Ok(StateDict {
@@ -126,7 +126,7 @@ impl DistributedOptimizer {
             crate::wire::write(&(self.id, ticket, changes), bytes)
         });
         let answers = ask::collect::<()>(asked);
-        self.note_made(&answers);
+        answers.iter().for_each(|answer| self.note_made(answer));
         ask::gather("load_state_dict", answers, true).map(drop)
     }
 

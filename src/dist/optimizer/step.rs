@@ -1,6 +1,6 @@
 //! Steps: one round where each owner applies what it has, two where all must agree first.
 
-use std::borrow::Borrow;
+use std::borrow::{Borrow, Cow};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -44,7 +44,7 @@ impl DistributedOptimizer {
     /// # Errors
     /// As [`step_with`](Self::step_with); [`ErrorKind::Argument`] for no context, or the same one twice.
     pub fn step_many<C: Borrow<Context>>(&self, contexts: &[C], options: &StepOptions) -> Result<StepReport> {
-        self.begin(contexts, options.clone(), true)?.wait()
+        self.begin(contexts, Cow::Borrowed(options), true)?.wait()
     }
 
     /// Begins a step; the future gives its report. Targeted; blocks only while the window to an owner is full.
@@ -55,7 +55,7 @@ impl DistributedOptimizer {
     /// # Errors
     /// As [`step_with`](Self::step_with) for what is known at once.
     pub fn step_async<'a>(&'a self, context: &'a Context, options: &StepOptions) -> Result<StepFuture<'a>> {
-        self.begin(&[context], options.clone(), false)
+        self.begin(&[context], Cow::Owned(options.clone()), false)
     }
 
     /// The version of each parameter now, in the order of the list: the number of its updates. Targeted; asks all owners at once; blocks until all have answered.
@@ -76,7 +76,7 @@ impl DistributedOptimizer {
         format!("{}: step", self.specs[0].name())
     }
 
-    fn begin<C: Borrow<Context>>(&self, contexts: &[C], options: StepOptions, waits: bool) -> Result<StepFuture<'_>> {
+    fn begin<'a, C: Borrow<Context>>(&'a self, contexts: &[C], options: Cow<'a, StepOptions>, waits: bool) -> Result<StepFuture<'a>> {
         let runtime = &self.caller.runtime;
         options.check_for(|| self.operation(), self.parameters.len())?;
         let contexts: SmallVec<[ContextId; 2]> = contexts.iter().map(|c| c.borrow().id()).collect();
@@ -112,8 +112,8 @@ impl DistributedOptimizer {
     /// Owners' reports with the places of their parameters, which don't travel.
     fn placed(&self, mut reports: Vec<OwnerReport>) -> Vec<OwnerReport> {
         for report in &mut reports {
-            if let Ok(owner) = self.owners.binary_search_by_key(&report.rank, |o| o.rank) {
-                report.places = Arc::clone(&self.owners[owner].places);
+            if let Some(owner) = self.owner(report.rank) {
+                report.places = Arc::clone(&owner.places);
             }
         }
         reports
@@ -125,13 +125,18 @@ impl DistributedOptimizer {
         self.changes.after(made.unwrap_or(0))
     }
 
-    /// These owners have answered: they have made all changes.
-    pub(super) fn note_made<R>(&self, answers: &[(u32, Result<R>)]) {
-        for owner in &self.owners {
-            if answers.iter().any(|(rank, answer)| *rank == owner.rank && answer.is_ok()) {
-                owner.made.store(self.changes.last(), Ordering::Relaxed);
-            }
+    /// An owner that has done what it was asked has made all changes.
+    pub(super) fn note_made<R>(&self, (rank, answer): &(u32, Result<R>)) {
+        if answer.is_ok()
+            && let Some(owner) = self.owner(*rank)
+        {
+            owner.made.store(self.changes.last(), Ordering::Relaxed);
         }
+    }
+
+    fn owner(&self, rank: u32) -> Option<&Owner> {
+        let place = self.owners.binary_search_by_key(&rank, |o| o.rank).ok()?;
+        self.owners.get(place)
     }
 
     /// There will be no second round.
@@ -153,7 +158,7 @@ impl DistributedOptimizer {
 pub struct StepFuture<'a> {
     optimizer: &'a DistributedOptimizer,
     contexts: SmallVec<[ContextId; 2]>,
-    options: StepOptions,
+    options: Cow<'a, StepOptions>,
     stage: Stage,
 }
 
@@ -300,8 +305,7 @@ impl StepFuture<'_> {
                 Ok(StepReport::of_tree(all.summary, optimizer.placed(all.rows), scale))
             }
             Round::Each(asked) => {
-                let answers = ask::collect::<OwnerReport>(asked);
-                optimizer.note_made(&answers);
+                let answers = ask::answers::<OwnerReport>(asked).inspect(|answer| optimizer.note_made(answer));
                 Ok(StepReport::of_rows(optimizer.placed(ask::gather(operation, answers, true)?), scale))
             }
             Round::InTurn => Err(argument("a second round in turn".into())),
@@ -325,7 +329,7 @@ impl StepFuture<'_> {
             Round::Each(asked) => (everyone(), ask::collect::<Prepared>(asked)),
             Round::InTurn => self.prepare_in_turn(ticket),
         };
-        optimizer.note_made(&answers);
+        answers.iter().for_each(|answer| optimizer.note_made(answer));
         let found = ask::gather(operation, answers, false).map(|prepared| Found {
             not_finite: prepared.iter().flat_map(|p| p.not_finite.clone()).collect(),
             report: StepReport::of_rows(optimizer.placed(prepared.into_iter().map(|p| p.report).collect()), 1.0),
@@ -365,7 +369,7 @@ impl StepFuture<'_> {
             let passed = Passed::Apply { ticket, scale, clamp };
             let options = StepOptions {
                 timeout: None,
-                ..self.options.clone()
+                ..StepOptions::clone(&self.options)
             };
             return self.applied(Round::Tree(optimizer.ask_tree(&passed, &options)), scale);
         }

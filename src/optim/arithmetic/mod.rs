@@ -6,6 +6,7 @@
 mod ahead;
 mod instructions;
 mod pass;
+mod power;
 mod product;
 mod sums;
 
@@ -19,9 +20,10 @@ pub(super) use instructions::vectorized;
 pub use instructions::{instruction_sets, limit_instructions};
 pub use pass::{pass0, pass1, pass2, pass3};
 pub(super) use pass::{square_pass0, square_pass1, square_pass2, square_pass3};
+pub use power::powi;
 pub(super) use product::{Matrix, product};
 pub(super) use sums::{
-    BLOCK, Lanes, add, add_each_square, add_squares, fold, fold_blocks, magnitude, square, sum_of_lanes, sum_squares_of_rows,
+    BLOCK, Lanes, add, add_each_square, add_squares, fold, fold_blocks, fold_each, magnitude, square, sum_of_lanes, sum_squares_of_rows,
 };
 pub use sums::{sum, sum_squares};
 
@@ -80,49 +82,9 @@ pub fn sign<T: Float>(x: T) -> T {
     }
 }
 
-/// `base` to the power of `n`, by repeated multiplication with a second word for the rounding errors, so that `1 - beta^t`
-/// keeps its digits. For magnitudes up to 1.
-pub fn powi(base: f64, mut n: u64) -> f64 {
-    let times = |(a, b): (f64, f64), (c, d): (f64, f64)| {
-        let (high, low) = two_product(a, c);
-        let low = low + (a * d + b * c);
-        let sum = high + low;
-        (sum, low - (sum - high))
-    };
-    let (mut result, mut square) = ((1.0, 0.0), (base, 0.0));
-    loop {
-        if n & 1 == 1 {
-            result = times(result, square);
-        }
-        n >>= 1;
-        if n == 0 {
-            return result.0;
-        }
-        square = times(square, square);
-    }
-}
-
-/// A product and its rounding error, which a fused multiply-add gives exactly (Muller et al., *Handbook of Floating-Point Arithmetic*, 2018, section 4.4).
-fn two_product(a: f64, b: f64) -> (f64, f64) {
-    let product = a * b;
-    (product, a.mul_add(b, -product))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn powers_keep_their_digits() {
-        assert_eq!(powi(0.0, 0), 1.0);
-        assert_eq!(powi(0.0, 3), 0.0);
-        assert_eq!(powi(0.999, 1), 0.999);
-        assert_eq!(powi(0.5, 60), 0.5f64.powi(60));
-        // 0.9^10 and 0.999^1000 of the doubles nearest to 0.9 and 0.999, from 60-digit arithmetic.
-        assert_eq!(powi(0.9, 10), 0.348_678_440_100_000_1);
-        assert_eq!(powi(0.999, 1000), 0.367_695_424_770_963_73);
-        assert_eq!(powi(0.9, u64::MAX), 0.0);
-    }
 
     #[test]
     fn lerp_takes_the_nearer_end() {

@@ -1,5 +1,7 @@
 //! Sums in one fixed shape: blocks of 4,096 terms, eight partial sums in each; sums of blocks are added in order.
 
+use std::ops::Range;
+
 use super::Float;
 use super::instructions::vectorized;
 
@@ -119,6 +121,26 @@ pub(in crate::optim) fn fold_blocks<T: Float>(
     fold_runs(x, BLOCK, sums, term, combine);
 }
 
+/// What [`fold`] makes of each of these ranges of elements, at most a block each. `term`, `combine` and what gives the ranges must be `#[inline(always)]`.
+pub(in crate::optim) fn fold_each<T: Float>(
+    x: &[T],
+    ranges: impl Iterator<Item = Range<usize>>,
+    sums: &mut [f64],
+    term: impl Fn(T) -> f64 + Copy,
+    combine: impl Fn(f64, f64) -> f64 + Copy,
+) {
+    vectorized(
+        (x, ranges, sums, term, combine),
+        #[inline(always)]
+        |(x, ranges, sums, term, combine)| {
+            for (sum, range) in sums.iter_mut().zip(ranges) {
+                let [lanes] = side_by_side([&x[range]], &term, &combine);
+                *sum = combine(0.0, folded(lanes, combine));
+            }
+        },
+    );
+}
+
 /// Folds runs of `len` elements each, at most a block, of which the last may be shorter. `term` and `combine` must be `#[inline(always)]`.
 fn fold_runs<T: Float>(x: &[T], len: usize, sums: &mut [f64], term: impl Fn(T) -> f64 + Copy, combine: impl Fn(f64, f64) -> f64 + Copy) {
     let len = len.max(1);
@@ -174,6 +196,7 @@ fn step<T: Float>(mut lanes: Lanes, x: &[T; LANES], term: &impl Fn(T) -> f64, co
     lanes
 }
 
+#[inline(always)]
 fn folded([a, b, c, d, e, f, g, h]: Lanes, plus: impl Fn(f64, f64) -> f64) -> f64 {
     plus(plus(plus(a, b), plus(c, d)), plus(plus(e, f), plus(g, h)))
 }
@@ -210,6 +233,9 @@ mod tests {
         x[1..64].chunks(width).for_each(|row| add_each_square(&mut columns, row));
         assert_eq!(rows.as_slice(), x[1..64].chunks(width).map(sum_squares).collect::<Vec<_>>());
         assert_eq!(columns[0], (0..7).map(|row| square(x[1 + row * width])).fold(0.0, |a, b| a + b));
+        let (ranges, mut folds) = ([0..0, 0..7, 7..80, 80..80 + BLOCK, 9..10], [1.0; 5]);
+        fold_each(&x, ranges.iter().cloned(), &mut folds, square, add);
+        assert_eq!(folds, ranges.map(|range| sum_squares(&x[range])));
         assert_eq!(sum_squares(&[3.0f32, 4.0]), 25.0);
         assert_eq!(sum_squares::<f64>(&[]), 0.0);
     }

@@ -11,7 +11,8 @@ use rankgrad_cuda::rules::{self, Kernel, NUMBERS, flags};
 use rankgrad_cuda::{Array, Gpu};
 
 use super::super::erased::{ErasedRule, Taken};
-use super::super::optimizer::{Asked, Optimizer, Parameter, ParameterReport, update};
+use super::super::optimizer::{Asked, Optimizer, Parameter, update};
+use super::super::report::ParameterReport;
 use super::super::step::Step;
 use super::super::{Float, ParameterState, StateView};
 use super::muon::{Scratch, muon};

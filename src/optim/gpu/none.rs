@@ -1,6 +1,7 @@
 //! No GPUs: no parameter is there.
 
-use super::super::optimizer::{Asked, Optimizer, ParameterReport};
+use super::super::optimizer::{Asked, Optimizer};
+use super::super::report::ParameterReport;
 use crate::Result;
 use crate::tensor::Gradient;
 

@@ -86,7 +86,12 @@ impl Both {
         let (optimizer, all) = &mut self.together;
         let lend = |leaf: u64| gradients[all.iter().position(|p| p.leaf().unwrap().id() == leaf)?].as_ref();
         let reports = match lent {
-            true => optimizer.step_lent(lend, Norm::Two).unwrap().expect("all are small"),
+            true => optimizer
+                .step_lent(lend, Norm::Two)
+                .unwrap()
+                .expect("all are small")
+                .iter()
+                .collect(),
             false => optimizer.step(&mut |place| gradients[place].clone()).unwrap(),
         };
         for (place, (one, _)) in self.apart.iter_mut().enumerate() {
