@@ -121,7 +121,7 @@ impl ParameterReports {
 
     /// Number of rows that sparse gradients touched.
     pub fn rows(&self) -> usize {
-        self.rows.iter().sum()
+        self.rows.iter().fold(0, |sum, &rows| sum.saturating_add(rows)) // as another rank says
     }
 
     /// Norm of all gradients together, before any clipping; `kind` is that of each.
@@ -236,7 +236,8 @@ impl<'de> Deserialize<'de> for ParameterReports {
         };
         let (with_norms, with_rows) = (reports.count(HAS_NORM), reports.count(HAS_ROWS));
         let one_version = versions.len() == size_of::<u64>() && len > 0;
-        if norms.len() != with_norms * size_of::<f64>()
+        if flags.iter().any(|flags| flags & !(UPDATED | IN_PLACE | HAS_NORM | HAS_ROWS) != 0)
+            || norms.len() != with_norms * size_of::<f64>()
             || rows.len() != with_rows
             || !(one_version || versions.len() == len * size_of::<u64>())
         {
@@ -298,7 +299,10 @@ mod tests {
                 let mut bytes = bytes.clone();
                 bytes[at] ^= 0x55;
                 // No panic, whatever it is.
-                drop(postcard::from_bytes::<ParameterReports>(&bytes).map(|reports| reports.iter().map(|r| r.version).sum::<u64>()));
+                drop(
+                    postcard::from_bytes::<ParameterReports>(&bytes)
+                        .map(|r| (r.rows(), r.version_range(), r.norm(Norm::Two), r.iter().count())),
+                );
             }
         }
     }

@@ -192,10 +192,10 @@ impl<V: Clone, P: Default> Rank<V, P> {
             return false;
         }
         let of = (backward.number, backward.manner);
-        let failed = backward.failed.is_some();
+        let is_open = backward.failed.is_none() && !backward.last.recalled && backward.phase == Phase::Flowing;
         match backward.last.left_to {
-            Some(_) if failed && backward.last.given_up.is_some() => false,
-            Some(rank) if !backward.last.recalled => {
+            Some(_) if backward.last.given_up.is_some() => false,
+            Some(rank) if is_open => {
                 backward.fail(me, error.clone());
                 backward.last.given_up = Some(error);
                 backward.outstanding += 1;
@@ -389,12 +389,25 @@ impl<V: Clone, P: Default> Rank<V, P> {
         self.pump(context);
     }
 
+    /// A part was refused when it arrived.
+    pub(super) fn backward_refused(&mut self, context: ContextId, number: u32, error: &Error) {
+        let me = self.me;
+        if let Some(backward) = self.backwards.get_mut(&context).filter(|b| b.number == number) {
+            // It may be left to this rank to commit what would be less than all.
+            backward.fail(me, error.clone());
+        }
+    }
+
     /// The context was released on this rank while a backward was under way (its home gave up waiting).
     pub(super) fn backward_released(&mut self, context: ContextId) {
         if let Some(backward) = self.backwards.remove(&context) {
             let gone = self.contexts.gone("backward", context);
             for task in backward.due.into_iter().chain(backward.doing) {
-                self.answer(task, Answer::default(), Ok(()));
+                let answer = Answer {
+                    recalled: true,
+                    ..Answer::default()
+                };
+                self.answer(task, answer, Ok(()));
             }
             if let Some(task) = backward.parent {
                 self.answer(task, Answer::default(), Err(gone));
@@ -460,7 +473,7 @@ impl<V: Clone, P: Default> Rank<V, P> {
         if !backward.inbox.is_empty() {
             backward.running = true;
             let mut inputs = std::mem::take(&mut backward.inbox);
-            if backward.commits_next() {
+            if backward.commits_next() && backward.children.is_empty() {
                 let (balance, permit) = (backward.balance, Permit::default());
                 backward.last.permit = Some(permit.clone());
                 inputs.push(Input::CommitIfLast { balance, permit });
@@ -479,14 +492,16 @@ impl<V: Clone, P: Default> Rank<V, P> {
 
     fn idle(&mut self, context: ContextId) {
         let Some(backward) = self.backwards.get_mut(&context) else { return };
-        let mine = std::mem::take(&mut backward.last.mine) && !backward.last.recalled;
-        if mine && backward.phase == Phase::Flowing && backward.failed.is_none() && backward.balance == 0 {
+        let commits = backward.commits_next() && backward.balance == 0;
+        backward.last.mine = false;
+        if commits {
             backward.last.done = true;
             let parent = backward.parent.take();
             return self.settle(context, true, parent);
         }
         match (backward.parent.take(), backward.phase) {
             (Some(task), phase) => {
+                backward.last.spent |= backward.balance != 0;
                 let answer = Answer {
                     engaged: std::mem::take(&mut backward.first),
                     balance: std::mem::take(&mut backward.balance),

@@ -37,6 +37,8 @@ pub(super) struct Last {
     pub mine: bool,
     /// What the engine of that rank needs for it, and a recall takes away.
     pub permit: Option<Permit>,
+    /// `Fast` mode: a part of what this rank knows to be expected went to the root with an answer, so it can't tell any more whether all has come.
+    pub spent: bool,
     /// The root has recalled it, as far as this rank has heard.
     pub recalled: bool,
     /// That rank has committed.
@@ -55,10 +57,10 @@ impl<P> Backward<P> {
         (alone && gradients.iter().all(|(crossing, _)| crossing.rank() == to) && self.children.iter().all(is_to)).then_some(to)
     }
 
-    /// Whether it is this rank's to commit, should its engine end here.
+    /// Whether it is this rank's to commit, should nothing go on from here.
     pub(super) fn commits_next(&self) -> bool {
         let flows = self.phase == Phase::Flowing && self.failed.is_none();
-        flows && self.last.mine && !self.last.recalled && self.outstanding == 0 && self.children.is_empty()
+        flows && self.last.mine && !self.last.recalled && !self.last.spent && self.outstanding == 0
     }
 }
 
@@ -68,7 +70,7 @@ mod tests {
 
     use super::*;
     use crate::ErrorKind;
-    use crate::protocol::{Action, ContextId, Input, Manner, Message, Op, Output, Part, Rank, Window};
+    use crate::protocol::{Action, ContextId, Input, Manner, Message, Mode, Op, Output, Part, Rank, Window};
 
     type R = Rank<(), ()>;
 
@@ -192,6 +194,77 @@ mod tests {
             )
         };
         assert!(abort.iter().any(is_abort), "{abort:?}");
+    }
+
+    /// A rank whose engine is through with a first gradient, alone, when the last one comes, and what the engine is asked then.
+    fn in_two_parts(manner: Manner, first: Output<()>) -> (R, Vec<Input<()>>) {
+        let ([_, mut other], context, _) = begun();
+        let part = |id, part| Message::Request {
+            id,
+            op: Op::Backward {
+                context,
+                backward: 1,
+                manner,
+                part,
+                marks: Vec::new(),
+            },
+            refs: Vec::new(),
+        };
+        other.receive(0, part(5, Part::Gradient(CrossingId::new(1, 1))), ());
+        engine(&mut other);
+        other.engine_done(context, first);
+        sent(&mut other);
+        other.receive(0, part(6, Part::Last(CrossingId::new(1, 2), 1)), ());
+        let inputs = engine(&mut other);
+        (other, inputs)
+    }
+
+    #[test]
+    fn who_has_given_its_balance_away_does_not_commit() {
+        let fast = Manner {
+            mode: Mode::Fast,
+            ..Manner::default()
+        };
+        let of_all = |expected| Output {
+            expected,
+            ..Output::default()
+        };
+        // One is missing on the root, and the one that this rank missed has come: as many as come and go cancel out, if one counts wrongly.
+        let (_, mut inputs) = in_two_parts(fast, of_all(2));
+        assert!(matches!(inputs.pop(), Some(Input::Gradient(..))));
+        let (_, mut inputs) = in_two_parts(fast, of_all(1));
+        assert!(
+            matches!(inputs.pop(), Some(Input::CommitIfLast { balance: 0, .. })),
+            "nothing was given away"
+        );
+    }
+
+    #[test]
+    fn a_refused_gradient_keeps_a_rank_from_committing_the_others() {
+        let ([_, mut other], context, gradient) = begun();
+        let op = |crossing| Op::Backward {
+            context,
+            backward: 1,
+            manner: Manner::default(),
+            part: Part::Gradient(CrossingId::new(1, crossing)),
+            marks: Vec::new(),
+        };
+        other.receive(
+            0,
+            Message::Request {
+                id: 5,
+                op: op(1),
+                refs: Vec::new(),
+            },
+            (),
+        );
+        engine(&mut other);
+        other.refuse_request(0, 6, op(2), Vec::new(), late());
+        other.receive(0, gradient, ());
+        other.engine_done(context, committed(false));
+        let answers = sent(&mut other);
+        let is_no = |message: &Message| matches!(message, Message::Reply { answer, .. } if !answer.committed);
+        assert!(answers.iter().all(is_no) && other.take_actions().is_empty(), "{answers:?}");
     }
 
     #[test]

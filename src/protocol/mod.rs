@@ -29,7 +29,7 @@ pub(crate) use drain::children;
 pub use ids::{ContextId, OptimizerId, RefId, ValueId};
 pub(crate) use ids::{CrossingId, RequestId, TaskId};
 pub use message::Mode;
-#[cfg(feature = "faults")]
+#[cfg(any(test, feature = "faults", feature = "sim"))]
 pub(crate) use message::Part;
 pub(crate) use message::{Answer, Gate, Manner, Message, Op, Status, Tag};
 use references::{Lookup, References};

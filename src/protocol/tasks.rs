@@ -44,6 +44,9 @@ impl<V: Clone, P: Default> Rank<V, P> {
         };
         self.incoming.insert(task, incoming);
         if let Some(error) = met.err().or(refused) {
+            if let Op::Backward { context, backward, .. } = op {
+                self.backward_refused(context, backward, &error);
+            }
             return self.refuse(task, error, refs);
         }
         let waits = self.park(task, &op, &refs);

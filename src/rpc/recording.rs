@@ -282,7 +282,8 @@ impl Recording {
                 output.gradients.push((CrossingId::from_bits(id), encode_gradients(gradients)?));
             }
         }
-        let stay = output.gradients.is_empty() || mutant::is(Mutant::CommitEarly);
+        let is_whole = engine.backward.as_ref().is_none_or(autograd::Backward::is_finished);
+        let stay = output.gradients.is_empty() && is_whole || mutant::is(Mutant::CommitEarly);
         let expected = output.expected as i64;
         if stay && commits.is_some_and(|(balance, permit)| balance + expected == 0 && permit.take()) {
             self.commit(engine, retain)?;

@@ -13,6 +13,8 @@ struct Overdue {
     silent: Option<(u32, Duration)>,
     /// How long it was to take.
     seconds: f64,
+    /// It is given up since that one owes it for too long.
+    silence: bool,
     /// It was too late to give up before.
     committing: bool,
 }
@@ -119,6 +121,7 @@ impl Runtime {
                     ranks,
                     silent: still_silent,
                     seconds: limit.map_or(start.elapsed(), |l| l.time).as_secs_f64(),
+                    silence: end.is_some() && lost == end,
                     committing: committing.is_some(),
                 };
                 self.give_up(&overdue, &slot)?;
@@ -149,6 +152,7 @@ impl Runtime {
             ref ranks,
             silent,
             seconds,
+            silence,
             committing,
         } = *overdue;
         let status = match silent {
@@ -168,8 +172,8 @@ impl Runtime {
             .into()
         };
         let abandoned = error(status.clone());
-        // A rank that has said nothing for so long won't now.
-        let at_last = committing || silent.is_some();
+        // A rank that has said nothing for so long won't now; one that waits for it will.
+        let at_last = committing || silence && silent.is_some_and(|(rank, _)| ranks.contains(&rank));
         let in_time = self.event(|core| {
             let in_time = core.rank.abandon_backward(context, abandoned);
             if in_time || at_last {

@@ -59,7 +59,8 @@ impl<T> Shelf<T> {
     fn take(&mut self, len: usize) -> Option<Vec<T>> {
         let fits = |array: &Vec<T>| (len..=len + len / 4).contains(&array.capacity());
         let fitting = self.kept.iter().enumerate().rev().filter(|(_, array)| fits(array));
-        let found = fitting.min_by_key(|(_, array)| array.capacity()).map(|(place, _)| place);
+        let exact = self.kept.iter().rposition(|array| array.capacity() == len);
+        let found = exact.or_else(|| fitting.min_by_key(|(_, array)| array.capacity()).map(|(place, _)| place));
         let array = found.and_then(|place| self.kept.remove(place));
         let capacity = array.as_ref().map_or(len, Vec::capacity);
         if array.is_some() {

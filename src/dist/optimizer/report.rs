@@ -88,11 +88,12 @@ impl StepSummary {
             }
             return;
         }
-        self.owners += other.owners;
-        self.updated += other.updated;
-        self.in_place += other.in_place;
-        self.without_gradient += other.without_gradient;
-        self.rows += other.rows;
+        // Other ranks say what they like.
+        self.owners = self.owners.saturating_add(other.owners);
+        self.updated = self.updated.saturating_add(other.updated);
+        self.in_place = self.in_place.saturating_add(other.in_place);
+        self.without_gradient = self.without_gradient.saturating_add(other.without_gradient);
+        self.rows = self.rows.saturating_add(other.rows);
         self.versions = match (self.versions, other.versions) {
             (Some((a, b)), Some((c, d))) => Some((a.min(c), b.max(d))),
             (one, two) => one.or(two),

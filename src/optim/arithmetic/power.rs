@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use super::instructions::vectorized;
 
 /// A thread remembers what it computed of so many bases: a step mostly raises those of the step before.
-const REMEMBERED: usize = 4;
+const REMEMBERED: usize = 8;
 
 /// A number in two words: the second has the rounding errors of the first.
 type Double = (f64, f64);
@@ -20,17 +20,21 @@ thread_local! {
 /// `base` to the power of `n`, by repeated multiplication with a second word for the rounding errors, so that `1 - beta^t`
 /// keeps its digits. For magnitudes up to 1.
 pub fn powi(base: f64, n: u64) -> f64 {
-    BASES.with_borrow_mut(|bases| {
+    let fresh = || Squares(vec![(base, 0.0)]);
+    let remembered = BASES.try_with(|bases| {
+        let bases = &mut *bases.borrow_mut();
         let known = bases.iter().position(|squares| squares.0[0].0.to_bits() == base.to_bits());
         let place = known.unwrap_or_else(|| {
             if bases.len() == REMEMBERED {
                 bases.remove(0);
             }
-            bases.push(Squares(vec![(base, 0.0)]));
+            bases.push(fresh());
             bases.len() - 1
         });
         bases[place].power(n)
-    })
+    });
+    // A thread that ends remembers nothing.
+    remembered.unwrap_or_else(|_| fresh().power(n))
 }
 
 impl Squares {

@@ -5,7 +5,7 @@ use super::kernel::{array, elements, map, packed, sum as sum_elements, sum_to, z
 use super::softmax::{Exponentials, with_lanes};
 use super::{Shared, record, record_any, same_dtype, with_float};
 use crate::Result;
-use crate::tensor::reuse::{self, Kept};
+use crate::tensor::reuse::{self, Give, Kept};
 use crate::tensor::shape::{self, Lanes};
 use crate::tensor::{Device, Float, Gradient, Tensor};
 
@@ -24,11 +24,13 @@ pub enum Reduction {
 impl Reduction {
     /// The reduced losses, in this shape where they stay.
     fn reduce<T: Float>(self, losses: Vec<T>, shape: &[usize]) -> Shared<T> {
-        match self {
-            Reduction::Mean => array(&[], vec![sum_elements(&losses) / T::of(losses.len() as f64)]).into_shared(),
-            Reduction::Sum => array(&[], vec![sum_elements(&losses)]).into_shared(),
-            Reduction::None => array(shape, losses).into_shared(),
-        }
+        let reduced = match self {
+            Reduction::Mean => sum_elements(&losses) / T::of(losses.len() as f64),
+            Reduction::Sum => sum_elements(&losses),
+            Reduction::None => return array(shape, losses).into_shared(),
+        };
+        losses.give();
+        array(&[], vec![reduced]).into_shared()
     }
 
     /// The gradient of each of `count` losses from that of the reduced loss.
