@@ -4,8 +4,8 @@
 //! [`Gpu::open`] returns [`Error::NoDevice`]. Kernels are PTX that ships with the crate (`kernels/`), and the driver compiles it for its device.
 //!
 //! All work of a process on a device goes through one stream in the order of the calls, and copies from the host through a second one, which the
-//! first waits for. Copies to the host go through a third, which waits for the work asked for before, so that they don't wait for what comes later. So memory that was freed can be used again at once, and results need no synchronisation until they come back to the host.
-//! Each call binds the context to the thread that makes it.
+//! first waits for. So memory that was freed can be used again at once, and results need no synchronisation until they come back to the host. Copies to
+//! the host go through a third, which waits for the work asked for before, and not for what comes later. Each call binds the context to the thread that makes it.
 
 mod array;
 pub mod driver;

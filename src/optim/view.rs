@@ -76,8 +76,8 @@ impl<'a, T: Float> StateView<'a, T> {
         let array = |(name, elements, fresh)| Array { name, elements, fresh };
         Self {
             shape,
-            scalars: few(scalars),
-            arrays: few(arrays.into_iter().map(array)),
+            scalars: scalars.into_iter().collect(),
+            arrays: arrays.into_iter().map(array).collect(),
             squares: None,
         }
     }
@@ -199,17 +199,10 @@ impl<'a, T: Float> StateView<'a, T> {
 
     pub(super) fn after(&self) -> After {
         After {
-            scalars: few(self.scalars.iter().map(|s| s.1)),
-            fresh: few(self.arrays.iter().map(|a| a.fresh)),
+            scalars: self.scalars.iter().map(|s| s.1).collect(),
+            fresh: self.arrays.iter().map(|a| a.fresh).collect(),
         }
     }
-}
-
-/// A few things, which mostly fit: a `collect`, which makes room first, takes longer.
-fn few<A: smallvec::Array>(things: impl IntoIterator<Item = A::Item>) -> SmallVec<A> {
-    let mut few = SmallVec::new();
-    things.into_iter().for_each(|thing| few.push(thing));
-    few
 }
 
 fn find<'s, T, const N: usize>(arrays: &'s mut [Array<'_, T>], names: [&str; N]) -> [&'s mut [T]; N] {
