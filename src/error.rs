@@ -209,7 +209,8 @@ pub enum ErrorKind {
         /// Why not.
         why: String,
     },
-    /// A backward over ranks failed; nothing was accumulated anywhere.
+    /// A backward over ranks failed; nothing was accumulated anywhere. (Unless `rank` failed as it added its sums, for lack of memory on its device:
+    /// it has added none, and others may have added theirs.)
     #[error("backward {backward} of context {context}: rank {rank}: {source}")]
     Backward {
         /// The context.

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::*;
-use crate::tensor::{DType, Data, Gradient, Leaf, Spec, Tensor};
+use crate::tensor::{DType, Data, Gradient, Leaf, RowSparse, Spec, Tensor};
 use crate::{ErrorKind, Result};
 
 fn leaf(values: &[f64]) -> Tensor {
@@ -324,6 +324,22 @@ fn frames_are_per_thread_and_restored() {
     assert_eq!(frame::current(), outer);
     let (a, b) = (Key::next(), Key::next());
     assert!(a < b);
+}
+
+#[test]
+fn rows_outside_of_their_array_are_refused_when_they_arrive() {
+    let x = leaf(&[1.0, 2.0]);
+    let outside = || {
+        Gradient::Sparse(RowSparse {
+            rows: vec![2],
+            values: Data::zeros(DType::F64, &[1]),
+            shape: vec![2],
+        })
+    };
+    let _ = x.register_hook(move |_| Some(outside())).unwrap();
+    let told = x.sum().unwrap().backward().unwrap_err();
+    assert!(matches!(told.kind(), ErrorKind::Index { index: 2, size: 2, .. }), "{told}");
+    assert!(x.grad().is_none());
 }
 
 #[test]

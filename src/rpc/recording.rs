@@ -292,7 +292,7 @@ impl Recording {
         Ok(())
     }
 
-    /// Adds what a backward gathered to the context's gradients.
+    /// Adds what a backward gathered to the context's gradients: all of it, or nothing if that fails.
     fn commit(&self, engine: &mut Engine, retain: bool) -> Result<()> {
         if engine.backward.as_ref().is_some_and(|running| !running.is_finished()) {
             log::error!(
@@ -301,9 +301,14 @@ impl Recording {
             );
         }
         let mut gradients = lock(&self.gradients);
-        for (_, (leaf, gradient)) in std::mem::take(&mut engine.apart) {
-            add(&mut gradients, leaf, gradient)?;
+        // All sums before the first is kept: a device may lack the memory for one.
+        for (id, (_, gradient)) in &mut engine.apart {
+            if let Some((_, held)) = gradients.get(id) {
+                let gathered = std::mem::replace(gradient, held.clone());
+                gradient.accumulate(gathered)?;
+            }
         }
+        gradients.append(&mut engine.apart);
         gradients.append(&mut engine.left);
         drop(gradients);
         engine.hooks = LeafHooks::default();
@@ -411,5 +416,36 @@ impl LeafSink for Apart<'_> {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::RowSparse;
+
+    #[test]
+    fn a_sum_that_fails_leaves_the_contexts_gradients_as_they_were() {
+        let recording = Recording::new(ContextId::new(0, 1), 0);
+        let leaves: Vec<Tensor> = (0..2)
+            .map(|_| Tensor::from_vec(vec![0.0; 2], [2]).unwrap().parameter().unwrap())
+            .collect();
+        let ones = || Gradient::Dense(Tensor::from_vec(vec![1.0; 2], [2]).unwrap().data());
+        let broken = Gradient::Sparse(RowSparse {
+            rows: vec![7],
+            values: Tensor::from_vec(vec![1.0], [1]).unwrap().data(),
+            shape: vec![2],
+        });
+        let mut engine = Engine::default();
+        for (leaf, gradient) in leaves.iter().zip([ones(), broken]) {
+            let leaf = leaf.leaf().unwrap();
+            recording.accumulate(leaf.clone(), ones()).unwrap();
+            engine.apart.insert(leaf.id(), (leaf.clone(), gradient));
+        }
+        let told = recording.commit(&mut engine, false).unwrap_err();
+        assert!(matches!(told.kind(), ErrorKind::Index { index: 7, size: 2, .. }), "{told}");
+        for (_, gradient) in recording.gradients() {
+            assert_eq!(Tensor::from_data(gradient.to_dense().unwrap()).to_vec::<f64>().unwrap(), [1.0, 1.0]);
+        }
     }
 }

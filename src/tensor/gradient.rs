@@ -316,7 +316,7 @@ impl Gradient {
         Ok(())
     }
 
-    /// An error unless it is a gradient of a value of this dtype and shape.
+    /// An error unless it is a gradient of a value of this dtype and shape, with its rows, if it is sparse, within.
     pub(crate) fn check(&self, op: &str, spec: &Spec) -> Result<()> {
         if self.dtype() != spec.dtype {
             return Err(ErrorKind::DType {
@@ -334,7 +334,10 @@ impl Gradient {
                 "a gradient has the shape of its value",
             ));
         }
-        Ok(())
+        match self {
+            Gradient::Dense(_) => Ok(()),
+            Gradient::Sparse(sparse) => sparse.validate(),
+        }
     }
 
     /// The same gradient in row-major order.

@@ -18,7 +18,7 @@ thread_local! {
 }
 
 /// `base` to the power of `n`, by repeated multiplication with a second word for the rounding errors, so that `1 - beta^t`
-/// keeps its digits. For magnitudes up to 1.
+/// keeps its digits.
 pub fn powi(base: f64, n: u64) -> f64 {
     let fresh = || Squares(vec![(base, 0.0)]);
     let remembered = BASES.try_with(|bases| {
@@ -43,11 +43,13 @@ impl Squares {
             let last = self.0[self.0.len() - 1];
             self.0.push(times(last, last));
         }
-        vectorized(
+        let power = vectorized(
             (&self.0[..], n),
             #[inline(always)]
             |(squares, n)| product(squares, n),
-        )
+        );
+        // A product that is infinite has no rounding error.
+        if power.is_nan() { self.0[0].0.powf(n as f64) } else { power }
     }
 }
 
@@ -91,6 +93,16 @@ mod tests {
         assert_eq!(powi(0.9, 10), 0.348_678_440_100_000_1);
         assert_eq!(powi(0.999, 1000), 0.367_695_424_770_963_73);
         assert_eq!(powi(0.9, u64::MAX), 0.0);
+        assert_eq!(powi(1.1, 100), 13_780.612_339_822_38);
+    }
+
+    #[test]
+    fn powers_that_are_too_large_are_infinite() {
+        assert_eq!(powi(1.1, 8_000), f64::INFINITY);
+        assert_eq!(powi(2.0, 1_023), 2.0f64.powi(1_023));
+        assert_eq!(powi(2.0, 1_024), f64::INFINITY);
+        assert_eq!(powi(-2.0, 1_025), f64::NEG_INFINITY);
+        assert!(powi(f64::NAN, 3).is_nan());
     }
 
     #[test]
