@@ -128,7 +128,7 @@ template <typename T> __device__ inline T unary_slope(u32 op, T g, T s, T c) {
     case ABS: return s > T(0) ? g : s < T(0) ? -g : g * T(0);
     case TANH: return g * (T(1) - s * s);
     case SIGMOID: return g * s * (T(1) - s);
-    case RELU: return s > T(0) ? g : T(0);
+    case RELU: return s <= T(0) ? T(0) : g;
     case MUL_SCALAR: return g * c;
     case DIV_SCALAR: return g / c;
     case SQUARE: return g * (s + s);

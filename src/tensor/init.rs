@@ -135,7 +135,7 @@ pub fn truncated_normal(shape: impl IntoShape, mean: f64, std: f64, low: f64, hi
     check_scale(OP, "std", std)?;
     check_scale(OP, "|mean|", mean.abs())?;
     let (from, to) = ((low - mean) / std, (high - mean) / std);
-    if !(from < to && from < f64::INFINITY && to > f64::NEG_INFINITY) {
+    if !(std > 0.0 && from < to && from < f64::INFINITY && to > f64::NEG_INFINITY) {
         return Err(argument(
             OP,
             format!("std = {std} must be positive, and bounds {low} and {high} in order"),
@@ -313,6 +313,7 @@ mod tests {
         assert!(draws.iter().all(|x| (-19.2..=-19.0).contains(x)));
         let near = draws.iter().filter(|&&x| x > -19.1).count() as f64 / 1e5;
         assert!((near - 0.6225).abs() < 0.01, "{near}");
+        assert!(truncated_normal(3, 0.0, 0.0, -1.0, 1.0, 0).is_err());
         let (mean, variance) = moments(&truncated_normal(200_000, 0.0, 1.0, -2.0, 2.0, 3).unwrap().to_vec().unwrap());
         assert!(mean.abs() < 0.01 && (variance - 0.7737).abs() < 0.01, "{mean} {variance}");
     }

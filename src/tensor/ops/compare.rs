@@ -88,11 +88,19 @@ impl Tensor {
         }))
     }
 
-    /// The share of places where two label tensors are equal, as a number.
+    /// The share of places where two label tensors of one shape are equal, as a number.
     ///
     /// # Errors
-    /// Those of [`Tensor::eq`]; [`ErrorKind::Argument`] if there are no elements.
+    /// [`ErrorKind::Shape`] if their shapes differ; those of [`Tensor::eq`]; [`ErrorKind::Argument`] if there are no elements.
     pub fn accuracy(&self, labels: &Tensor) -> Result<f64> {
+        if self.shape() != labels.shape() {
+            return Err(shape::mismatch(
+                "accuracy",
+                &self.shape(),
+                &labels.shape(),
+                "both must have one shape",
+            ));
+        }
         let equal = self.eq(labels)?.to_vec::<bool>()?;
         if equal.is_empty() {
             return Err(ErrorKind::Argument {

@@ -155,13 +155,13 @@ impl Tensor {
         with_float!("sigmoid", self.dtype(), T => from_output::<T>("sigmoid", self, sigmoid, |g, y| g * y * (1.0 - y)))
     }
 
-    /// The larger of `x` and zero; the slope at zero is zero. NaN stays NaN.
+    /// The larger of `x` and zero; the slope at zero is zero. NaN stays NaN, and its gradient goes on to it.
     ///
     /// # Errors
     /// [`DType`](crate::ErrorKind::DType) unless the elements are floats.
     pub fn relu(&self) -> Result<Tensor> {
         on_gpu!(unary("relu", self, 0.0));
-        with_float!("relu", self.dtype(), T => from_output::<T>("relu", self, |x| if x < 0.0 { 0.0 } else { x }, |g, y| if y > 0.0 { g } else { 0.0 }))
+        with_float!("relu", self.dtype(), T => from_output::<T>("relu", self, |x| if x < 0.0 { 0.0 } else { x }, |g, y| if y <= 0.0 { 0.0 } else { g }))
     }
 
     /// `ln(1 + eˣ)`.

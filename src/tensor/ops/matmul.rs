@@ -109,9 +109,11 @@ fn matmul<T: Float>(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     if k != y.shape()[y.ndim() - 2] {
         return misfit("the last axis of the first must be as long as the last but one (or only) axis of the second");
     }
-    if shape::broadcast("matmul", split(x.shape()).0, split(y.shape()).0).is_err() {
+    let Ok(batch) = shape::broadcast("matmul", split(x.shape()).0, split(y.shape()).0) else {
         return misfit("the axes before the last two must broadcast");
-    }
+    };
+    // Factors without elements may have a product that has too many.
+    shape::count("matmul", &[&batch[..], &[split(x.shape()).1[0], n]].concat())?;
     let product = stacks(&x, &y)?;
     let full = product.shape().to_vec();
     let mut output = full.clone();

@@ -92,19 +92,19 @@ fn pow<T: Float>(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     with_slopes("pow", a, b, T::powf, base, exponent)
 }
 
-/// One if `x` wins, a half if they are equal; so ties share the gradient.
-fn share<T: Float>(wins: bool, equal: bool) -> T {
-    T::of(if equal { 0.5 } else { f64::from(u8::from(wins)) })
+/// Nothing for the one that loses, a half if they are equal; so ties share the gradient, and both get all of it where one is NaN.
+fn share<T: Float>(loses: bool, equal: bool) -> T {
+    T::of(if equal { 0.5 } else { f64::from(u8::from(!loses)) })
 }
 
 fn maximum<T: Float>(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let larger = |x: T, y: T| if x > y || x.is_nan() { x } else { y };
-    with_slopes("maximum", a, b, larger, |x, y| share(x > y, x == y), |x, y| share(y > x, x == y))
+    with_slopes("maximum", a, b, larger, |x, y| share(x < y, x == y), |x, y| share(y < x, x == y))
 }
 
 fn minimum<T: Float>(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let smaller = |x: T, y: T| if x < y || x.is_nan() { x } else { y };
-    with_slopes("minimum", a, b, smaller, |x, y| share(x < y, x == y), |x, y| share(y < x, x == y))
+    with_slopes("minimum", a, b, smaller, |x, y| share(x > y, x == y), |x, y| share(y > x, x == y))
 }
 
 fn select<T: Float>(condition: &Shared<bool>, a: &Tensor, b: &Tensor, inputs: &[&Tensor]) -> Result<Tensor> {
@@ -165,11 +165,11 @@ impl Tensor {
         pow
     }
     method! {
-        /// The larger one, element by element. Equal ones share the gradient, half each. NaN wins.
+        /// The larger one, element by element. Equal ones share the gradient, half each. NaN wins, and then both get the gradient.
         maximum
     }
     method! {
-        /// The smaller one, element by element. Equal ones share the gradient, half each. NaN wins.
+        /// The smaller one, element by element. Equal ones share the gradient, half each. NaN wins, and then both get the gradient.
         minimum
     }
 

@@ -32,6 +32,8 @@ impl Reduced {
         } else {
             shape.iter().zip(&marks).filter(|(_, gone)| !**gone).map(|(&n, _)| n).collect()
         };
+        // Sums of nothing take memory.
+        shape::count(op, &kept)?;
         let count = shape.iter().zip(&marks).filter(|(_, gone)| **gone).map(|(&n, _)| n).product();
         Ok(Reduced {
             marks,

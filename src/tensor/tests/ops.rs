@@ -165,3 +165,49 @@ fn concat_refuses_operands_of_other_dimensions() {
     let error = Tensor::concat(&[x, Tensor::scalar(1.0)], 0).unwrap_err();
     assert!(matches!(error.kind(), crate::ErrorKind::Shape { .. }), "{error}");
 }
+
+#[test]
+fn gradients_of_nan_are_seen() {
+    let x = vector(&[-1.0, 4.0]).parameter().unwrap();
+    let y = x.log().unwrap().relu().unwrap();
+    (&y * &y).unwrap().mean().unwrap().backward().unwrap();
+    let seen = grad(&x);
+    assert!(seen[0].is_nan() && seen[1].is_finite(), "{seen:?}");
+    for larger in [true, false] {
+        let (a, b) = (
+            vector(&[f64::NAN, 1.0, 1.0, 2.0]).parameter().unwrap(),
+            vector(&[1.0, f64::NAN, 2.0, 2.0]).parameter().unwrap(),
+        );
+        let one = if larger { a.maximum(&b) } else { a.minimum(&b) };
+        one.unwrap().sum().unwrap().backward().unwrap();
+        let (first, second) = if larger { (0.0, 1.0) } else { (1.0, 0.0) };
+        assert_eq!(grad(&a), [1.0, 1.0, first, 0.5]);
+        assert_eq!(grad(&b), [1.0, 1.0, second, 0.5]);
+    }
+}
+
+#[test]
+fn operands_without_elements_may_have_results_that_are_too_large() {
+    let n = 1 << 31;
+    let refused = |result: crate::Result<Tensor>| {
+        let told = result.unwrap_err();
+        assert!(matches!(told.kind(), ErrorKind::Argument { .. }), "{told}");
+    };
+    for n in [n, 1 << 33] {
+        refused(Tensor::zeros(DType::F32, (n, 0)).matmul(&Tensor::zeros(DType::F32, (0, n))));
+    }
+    refused(Tensor::zeros(DType::F32, (2, n, 0)).matmul(&Tensor::zeros(DType::F32, (0, n))));
+    let flat = Tensor::zeros(DType::F64, (n, 0, n));
+    refused(flat.sum_axes(&[1], false));
+    refused(flat.mean_axes(&[1], true));
+    assert_eq!(flat.sum().unwrap().item::<f64>().unwrap(), 0.0);
+    assert_eq!(flat.sum_axes(&[0], false).unwrap().shape(), [0, n]);
+}
+
+#[test]
+fn labels_are_compared_in_one_shape() {
+    let labels = ids(&[0, 1]);
+    assert_eq!(labels.accuracy(&ids(&[0, 1])).unwrap(), 1.0);
+    let told = labels.accuracy(&labels.reshape(&[2, 1]).unwrap()).unwrap_err();
+    assert!(matches!(told.kind(), ErrorKind::Shape { op, .. } if op == "accuracy"), "{told}");
+}
