@@ -48,8 +48,8 @@ pub struct Settings {
     /// How long a wait lasts until the thread sleeps, in milliseconds, if each rank of the node has a core of its own (`RANKGRAD_YIELD_MS`); until then it looks,
     /// and yields its core to whoever is ready to run there. The default lets what comes ten times a second find a waiter awake. 0 for never.
     pub yield_ms: f64,
-    /// Longest sleep of the service thread while it listens, in milliseconds (`RANKGRAD_TICK_MS`); four times that on a single node after a second without
-    /// messages.
+    /// Longest sleep of the service thread while it listens, in milliseconds (`RANKGRAD_TICK_MS`); four times that on a single node after a tenth of a
+    /// second without messages.
     pub tick_ms: f64,
     /// How long a waiter hears nothing of its request before it gives up, in seconds; 0 for no limit (`RANKGRAD_TIMEOUT`).
     pub timeout_s: f64,

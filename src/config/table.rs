@@ -67,7 +67,7 @@ static TABLE: [Setting; 21] = [
         "RANKGRAD_TICK_MS",
         "tick_ms",
         Real(|s| &mut s.tick_ms, 0.1, 1e3, "ms"),
-        "Longest sleep of the service thread while it listens; four times that on a single node after a second without messages.",
+        "Longest sleep of the service thread while it listens; four times that on a single node after a tenth of a second without messages.",
     ),
     row(
         "RANKGRAD_TIMEOUT",

@@ -23,7 +23,7 @@ pub(crate) enum Permission {
 }
 
 /// After so long without a message, a rank whose peers can all ring sleeps for longer.
-const QUIET: Duration = Duration::from_secs(1);
+const QUIET: Duration = Duration::from_millis(100);
 
 /// How long an unfinished send keeps a thread from sleeping.
 const PATIENCE: Duration = Duration::from_millis(100);
