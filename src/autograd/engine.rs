@@ -1,5 +1,6 @@
 //! One backward on one rank's graph: counts what each value waits for, sums in a fixed order, runs what is ready.
 
+use std::cell::Cell;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -25,13 +26,29 @@ pub(crate) trait LeafSink {
 /// keys, as their turn comes; only early ones are kept apart. So the sum doesn't depend on the order of arrival.
 pub(crate) struct Backward {
     retain_graph: bool,
+    tables: Tables,
+    unfinished: usize,
+    /// All boundaries, on any rank, that what was marked reaches; `None` if that isn't known.
+    reach: Option<BTreeSet<u64>>,
+}
+
+/// What grows with the graph. A thread keeps them, empty, for its next backward: over a small graph that takes less time than making them.
+#[derive(Default)]
+struct Tables {
     visits: Vec<Visit>,
     index: HashMap<u64, usize, BuildHasherDefault<IdHasher>>,
     ready: BinaryHeap<(Key, Reverse<usize>)>,
     complete_leaves: Vec<usize>,
-    unfinished: usize,
-    /// All boundaries, on any rank, that what was marked reaches; `None` if that isn't known.
-    reach: Option<BTreeSet<u64>>,
+    /// Those of the node that is at work.
+    gradients: Vec<Option<Gradient>>,
+    dense: Vec<Data>,
+}
+
+/// Tables that grew larger aren't kept.
+const MOST_KEPT: usize = 64;
+
+thread_local! {
+    static SPARE: Cell<Tables> = Cell::default();
 }
 
 /// What this backward knows of a node.
@@ -57,17 +74,15 @@ struct Contribution {
     key: Key,
     /// Which of the contributor's edges it comes through.
     edge: usize,
-    arrived: Option<Option<Gradient>>,
+    /// Before its turn.
+    arrived: Option<Option<Box<Gradient>>>,
 }
 
 impl Backward {
     pub(crate) fn new(retain_graph: bool) -> Self {
         Backward {
             retain_graph,
-            visits: Vec::new(),
-            index: HashMap::default(),
-            ready: BinaryHeap::new(),
-            complete_leaves: Vec::new(),
+            tables: SPARE.try_with(Cell::take).unwrap_or_default(),
             unfinished: 0,
             reach: Some(BTreeSet::new()),
         }
@@ -94,7 +109,7 @@ impl Backward {
             }
         }
         while let Some(visit) = fresh.pop() {
-            let node = self.visits[visit].node.clone();
+            let node = self.tables.visits[visit].node.clone();
             for (i, edge) in node.inputs().iter().enumerate() {
                 if let Some(edge) = edge {
                     self.expect(node.key(), i, edge, &mut fresh, &mut boundaries)?;
@@ -105,7 +120,7 @@ impl Backward {
     }
 
     fn expect(&mut self, key: &Key, edge: usize, target: &Edge, fresh: &mut SmallVec<[usize; 8]>, boundaries: &mut Vec<u64>) -> Result<()> {
-        let visit = match self.index.get(&target.node.id()) {
+        let visit = match self.tables.index.get(&target.node.id()) {
             Some(&visit) => visit,
             None => {
                 target.node.check_saved()?;
@@ -119,21 +134,21 @@ impl Backward {
                         (reach, _) => *reach = None,
                     }
                 }
-                let visit = self.visits.len();
+                let visit = self.tables.visits.len();
                 let slots = target.node.outputs().iter().map(|_| Slot::default()).collect();
-                self.visits.push(Visit {
+                self.tables.visits.push(Visit {
                     node: target.node.clone(),
                     slots,
                     waiting: 0,
                     done: false,
                 });
-                self.index.insert(target.node.id(), visit);
+                self.tables.index.insert(target.node.id(), visit);
                 self.unfinished += 1;
                 fresh.push(visit);
                 visit
             }
         };
-        let state = &mut self.visits[visit];
+        let state = &mut self.tables.visits[visit];
         if state.done {
             let what = format!("more gradients were announced for `{}` after it had run", state.node.name());
             return Err(ErrorKind::Argument {
@@ -194,8 +209,8 @@ impl Backward {
                 what,
             })
         };
-        let visit = *self.index.get(&target.node.id()).ok_or_else(unannounced)?;
-        let state = &mut self.visits[visit];
+        let visit = *self.tables.index.get(&target.node.id()).ok_or_else(unannounced)?;
+        let state = &mut self.tables.visits[visit];
         let slot = if state.done { None } else { state.slots.get_mut(target.slot) };
         if !slot.ok_or_else(unannounced)?.arrive(key, edge, gradient)? {
             return Err(unannounced());
@@ -203,8 +218,8 @@ impl Backward {
         state.waiting -= 1;
         if state.waiting == 0 {
             match state.node.kind() {
-                Kind::Leaf(_) => self.complete_leaves.push(visit),
-                _ => self.ready.push((state.node.key().clone(), Reverse(visit))),
+                Kind::Leaf(_) => self.tables.complete_leaves.push(visit),
+                _ => self.tables.ready.push((state.node.key().clone(), Reverse(visit))),
             }
         }
         Ok(())
@@ -219,14 +234,14 @@ impl Backward {
     pub(crate) fn run(&mut self, sink: &mut dyn LeafSink) -> Result<Vec<(u64, Vec<Option<Gradient>>)>> {
         let mut boundaries = Vec::new();
         self.drain_leaves(sink)?;
-        while let Some((_, Reverse(visit))) = self.ready.pop() {
+        while let Some((_, Reverse(visit))) = self.tables.ready.pop() {
             if !self.is_ready(visit) {
                 continue;
             }
-            let (node, gradients) = self.close(visit)?;
+            let node = self.close(visit)?;
             match node.kind() {
-                Kind::Boundary { id, .. } => boundaries.push((*id, gradients)),
-                _ => self.pass_on(&node, gradients)?,
+                Kind::Boundary { id, .. } => boundaries.push((*id, std::mem::take(&mut self.tables.gradients))),
+                _ => self.pass_on(&node)?,
             }
             self.drain_leaves(sink)?;
         }
@@ -239,31 +254,38 @@ impl Backward {
     }
 
     fn drain_leaves(&mut self, sink: &mut dyn LeafSink) -> Result<()> {
-        for visit in std::mem::take(&mut self.complete_leaves) {
+        for next in 0.. {
+            let Some(&visit) = self.tables.complete_leaves.get(next) else {
+                break;
+            };
             if !self.is_ready(visit) {
                 continue;
             }
-            let (node, mut gradients) = self.close(visit)?;
-            if let (Kind::Leaf(leaf), Some(gradient)) = (node.kind(), gradients.pop().flatten()) {
+            let node = self.close(visit)?;
+            if let (Kind::Leaf(leaf), Some(gradient)) = (node.kind(), self.tables.gradients.pop().flatten()) {
                 sink.complete(leaf, gradient.into_contiguous())?;
             }
         }
+        self.tables.complete_leaves.clear();
         Ok(())
     }
 
     /// Whether it still is as it was when it was queued: a later mark may have made it wait again.
     fn is_ready(&self, visit: usize) -> bool {
-        let state = &self.visits[visit];
+        let state = &self.tables.visits[visit];
         !state.done && state.waiting == 0
     }
 
-    /// Takes the sums of a node that has received everything, after the hooks on them.
-    fn close(&mut self, visit: usize) -> Result<(Arc<Node>, Vec<Option<Gradient>>)> {
-        let state = &mut self.visits[visit];
+    /// Takes the sums of a node that has received everything, after the hooks on them: they are the tables' `gradients` then.
+    fn close(&mut self, visit: usize) -> Result<Arc<Node>> {
+        let Tables { visits, gradients, .. } = &mut self.tables;
+        let state = &mut visits[visit];
         state.done = true;
         self.unfinished -= 1;
         let node = state.node.clone();
-        let mut gradients: Vec<Option<Gradient>> = std::mem::take(&mut state.slots).into_iter().map(|slot| slot.sum).collect();
+        gradients.clear();
+        gradients.extend(state.slots.iter_mut().map(|slot| slot.sum.take()));
+        state.slots.clear();
         let mut apply = |slot: usize, hook: &dyn Fn(&Gradient) -> Option<Gradient>| -> Result<()> {
             if let Some(gradient) = &mut gradients[slot]
                 && let Some(other) = hook(gradient)
@@ -282,23 +304,28 @@ impl Backward {
                 apply(slot, &*hook)?;
             }
         }
-        Ok((node, gradients))
+        Ok(node)
     }
 
     /// Runs an operation's adjoint and gives its inputs what it returns. Where no gradient came in, none goes out.
-    fn pass_on(&mut self, node: &Node, gradients: Vec<Option<Gradient>>) -> Result<()> {
+    fn pass_on(&mut self, node: &Node) -> Result<()> {
         let inputs = node.inputs();
+        let Tables { gradients, dense, .. } = &mut self.tables;
         let mut results = if gradients.iter().all(Option::is_none) {
             if !self.retain_graph {
                 node.free();
             }
             Vec::new()
         } else {
-            let filled = gradients.into_iter().zip(node.outputs()).map(|(gradient, spec)| match gradient {
-                Some(gradient) => gradient.into_dense(),
-                None => Ok(Data::zeros(spec.dtype, spec.shape())),
-            });
-            node.run(filled.collect::<Result<_>>()?, self.retain_graph)?
+            for (gradient, spec) in gradients.drain(..).zip(node.outputs()) {
+                dense.push(match gradient {
+                    Some(gradient) => gradient.into_dense()?,
+                    None => Data::zeros(spec.dtype, spec.shape()),
+                });
+            }
+            let results = node.run(dense, self.retain_graph);
+            dense.clear();
+            results?
         };
         results.resize_with(inputs.len(), || None);
         for (i, (edge, gradient)) in inputs.iter().zip(results).enumerate() {
@@ -309,6 +336,22 @@ impl Backward {
             self.arrive(node.key(), i, edge, gradient)?;
         }
         Ok(())
+    }
+}
+
+impl Drop for Backward {
+    fn drop(&mut self) {
+        let mut tables = std::mem::take(&mut self.tables);
+        tables.visits.clear();
+        tables.index.clear();
+        tables.ready.clear();
+        tables.complete_leaves.clear();
+        tables.gradients.clear();
+        tables.dense.clear();
+        if tables.visits.capacity() <= MOST_KEPT {
+            // Not at the end of the thread.
+            let _ = SPARE.try_with(|spare| spare.set(tables));
+        }
     }
 }
 
@@ -328,18 +371,23 @@ impl Slot {
         }
         let pending = &mut expected[*next..];
         let first = pending.partition_point(|c| c.key.cmp(key).reverse().then(c.edge.cmp(&edge)).is_lt());
-        let same = pending[first..].iter_mut().take_while(|c| c.key == *key && c.edge == edge);
-        let Some(contribution) = same.into_iter().find(|c| c.arrived.is_none()) else {
+        let same = pending[first..].iter().take_while(|c| c.key == *key && c.edge == edge);
+        let Some(place) = same.zip(first..).find_map(|(c, place)| c.arrived.is_none().then_some(place)) else {
             return Ok(false);
         };
         if mutant::is(Mutant::SumInOrderOfArrival) {
-            contribution.arrived = Some(None);
+            pending[place].arrived = Some(None);
             return add(sum, gradient).map(|()| true);
         }
-        contribution.arrived = Some(gradient);
+        if place > 0 {
+            pending[place].arrived = Some(gradient.map(Box::new));
+            return Ok(true);
+        }
+        *next += 1;
+        add(sum, gradient)?;
         while let Some(arrived) = expected.get_mut(*next).and_then(|c| c.arrived.take()) {
             *next += 1;
-            add(sum, arrived)?;
+            add(sum, arrived.map(|gradient| *gradient))?;
         }
         Ok(true)
     }
@@ -379,7 +427,7 @@ impl Hasher for IdHasher {
 impl std::fmt::Debug for Backward {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Backward")
-            .field("visited", &self.visits.len())
+            .field("visited", &self.tables.visits.len())
             .field("unfinished", &self.unfinished)
             .finish_non_exhaustive()
     }

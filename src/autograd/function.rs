@@ -91,7 +91,7 @@ pub fn apply<T: Float, F: Function<T>>(function: F, inputs: &[&Tensor]) -> Resul
         return Ok(outputs.into_iter().map(Tensor::from_data).collect());
     }
     let adjoint_name = name.clone();
-    let adjoint = move |gradients: Vec<Data>, needs: crate::tensor::graph::Needs<'_>| {
+    let adjoint = move |gradients: &mut Vec<Data>, needs: crate::tensor::graph::Needs<'_>| {
         let views = gradients.iter().map(Data::view::<T>).collect::<Result<Vec<_>>>()?;
         let needs = needs.to_vec();
         let results = function.adjoint(&saved, &views, &needs)?;

@@ -3,9 +3,9 @@
 //! Values that came from another rank bring along the boundaries that their own gradients reach there and beyond, all of them or nothing. So a short walk over
 //! this rank's graph gives the same for values that leave, and a backward over ranks needs no round of its own to find out who takes part.
 
-use rustc_hash::FxHashSet;
+use smallvec::SmallVec;
 
-use crate::tensor::graph::{Edge, Kind};
+use crate::tensor::graph::{Edge, Kind, Node};
 
 /// Most boundaries that travel with a value, and most nodes that are looked at: beyond them a backward asks instead.
 const LONGEST: usize = 24;
@@ -30,19 +30,24 @@ fn longest() -> usize {
     LONGEST
 }
 
+fn targets(edges: &[Option<Edge>]) -> impl Iterator<Item = &Node> {
+    edges.iter().flatten().map(|edge| &*edge.node)
+}
+
 /// The ids of all boundaries, on any rank, that gradients of these edges reach, ascending; `None` if they are many, or unknown.
 pub(crate) fn reach(edges: &[Option<Edge>]) -> Option<Vec<u64>> {
-    let (mut seen, mut nodes) = (FxHashSet::default(), Vec::new());
+    // So few that a search from end to end finds them.
+    let mut seen: SmallVec<[u64; 16]> = SmallVec::new();
+    let mut nodes: SmallVec<[&Node; 16]> = targets(edges).collect();
     let mut boundaries = Vec::new();
-    let targets = |edges: &[Option<Edge>], nodes: &mut Vec<_>| nodes.extend(edges.iter().flatten().map(|edge| edge.node.clone()));
-    targets(edges, &mut nodes);
     while let Some(node) = nodes.pop() {
-        if !seen.insert(node.id()) {
+        if seen.contains(&node.id()) {
             continue;
         }
-        if seen.len() > NODES {
+        if seen.len() == NODES {
             return None;
         }
+        seen.push(node.id());
         match node.kind() {
             Kind::Leaf(_) => {}
             Kind::Boundary { id, beyond } => {
@@ -52,7 +57,7 @@ pub(crate) fn reach(edges: &[Option<Edge>]) -> Option<Vec<u64>> {
                     return None;
                 }
             }
-            Kind::Op { .. } => targets(node.inputs(), &mut nodes),
+            Kind::Op { .. } => nodes.extend(targets(node.inputs())),
         }
     }
     boundaries.sort_unstable();

@@ -57,6 +57,12 @@ impl Contexts {
         self.own.first().copied().unwrap_or(self.next)
     }
 
+    /// The same, once this one is released, too.
+    pub(crate) fn low_without(&self, id: ContextId) -> u64 {
+        let mut own = self.own.iter().copied();
+        own.find(|&sequence| sequence != id.sequence()).unwrap_or(self.next)
+    }
+
     pub(crate) fn is_live(&self, id: ContextId) -> bool {
         self.live.contains_key(&id)
     }
@@ -106,7 +112,9 @@ impl Contexts {
             if id.sequence() >= released.low {
                 released.above.insert(id.sequence());
             }
-            released.above = released.above.split_off(&released.low);
+            while released.above.first().is_some_and(|&first| first < released.low) {
+                released.above.pop_first();
+            }
         }
         context.map(|c| c.children)
     }

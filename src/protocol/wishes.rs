@@ -96,7 +96,7 @@ impl<V: Clone, P: Default> Rank<V, P> {
     pub(crate) fn release_context(&mut self, context: ContextId) -> RequestId {
         let request = self.next_request;
         self.next_request += 1;
-        let low = self.contexts.low();
+        let low = self.contexts.low_without(context);
         self.release(context, low, None, Some(request));
         self.settle_local();
         request

@@ -113,13 +113,16 @@ pub(crate) struct Lent<'a>(MutexGuard<'a, Gradients>);
 impl Lent<'_> {
     /// Finds gradients by their leaves' ids; quickest in ascending order, where it mostly has to look at the next one only.
     pub(crate) fn finder<'g>(&'g self) -> impl FnMut(u64) -> Option<&'g Gradient> {
-        let mut ahead = self.0.range(..).peekable();
+        let mut ahead = self.0.range(..);
+        let mut next = ahead.next();
         move |leaf| {
-            let next = ahead.next_if(|(id, _)| **id == leaf).or_else(|| {
-                ahead = self.0.range(leaf..).peekable();
-                ahead.next_if(|(id, _)| **id == leaf)
-            });
-            next.map(|(_, (_, gradient))| gradient)
+            if next.is_none_or(|(id, _)| *id != leaf) {
+                ahead = self.0.range(leaf..);
+                next = ahead.next();
+            }
+            let (_, (_, gradient)) = next.filter(|(id, _)| **id == leaf)?;
+            next = ahead.next();
+            Some(gradient)
         }
     }
 }

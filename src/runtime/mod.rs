@@ -23,6 +23,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 use crate::config::Settings;
 use crate::protocol::{
@@ -110,7 +111,7 @@ struct Core {
 /// What to do after the lock on the core is given back. A thread that polls keeps one for its memory.
 #[derive(Default)]
 struct After {
-    todos: Vec<Todo>,
+    todos: SmallVec<[Todo; 1]>,
     chores: Vec<Chore>,
     /// Something happened that a thread of this rank may wait for.
     awaited: bool,

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use smallvec::SmallVec;
+
 use super::handover::{Bell, Duty, Handover, Next, Rest};
 use super::{After, Runtime, Todo};
 use crate::protocol::ContextId;
@@ -306,7 +308,7 @@ impl Runtime {
     }
 
     /// Hands work to the pool; leaves one piece at most, which this thread runs itself.
-    fn share_out(self: &Arc<Self>, todos: &mut Vec<Todo>, permission: Permission) {
+    fn share_out(self: &Arc<Self>, todos: &mut SmallVec<[Todo; 1]>, permission: Permission) {
         let is_mine = |todo: &Todo| match (permission, todo) {
             (Permission::Everything, Todo::Task { heavy, .. }) => !heavy,
             (Permission::Everything, Todo::Engine { .. }) => true,

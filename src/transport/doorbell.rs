@@ -7,7 +7,10 @@
 
 use std::time::Duration;
 
-use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+use crate::sync::atomic::{
+    AtomicU32, AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
 use crate::sync::thread;
 
 /// Somebody polls, or is about to.
@@ -29,6 +32,8 @@ pub(crate) struct Slot {
     state: AtomicU32,
     /// One for whoever sleeps, one for those who doze: a ring changes the one that its state names.
     tickets: [AtomicU32; 2],
+    /// Of no meaning: see [`Slot::fetch_line`].
+    touched: AtomicU32,
 }
 
 /// Sleeping on a ticket.
@@ -49,6 +54,13 @@ impl Slot {
     /// Counts a message as received.
     pub(crate) fn took(&self) {
         self.taken.fetch_add(1, SeqCst);
+    }
+
+    /// Has the line of the state come over to this rank's core, without waiting for it: a sender has just looked at it, and the rank is about to change it in an
+    /// order that waits.
+    #[inline]
+    pub(crate) fn fetch_line(&self) {
+        self.touched.store(0, Relaxed);
     }
 
     /// Whether more was posted than taken.

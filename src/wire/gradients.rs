@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Payload, as_sent, decode_error, write};
-use crate::Result;
 use crate::tensor::{DType, Data, Element, Gradient, RowSparse};
+use crate::{Result, spare};
 
 #[derive(Serialize, Deserialize)]
 enum Slot {
@@ -19,7 +19,11 @@ enum Slot {
 
 /// Encodes a gradient per slot.
 pub(crate) fn encode_gradients(gradients: Vec<Option<Gradient>>) -> Result<Payload> {
-    let mut payload = Payload::default();
+    let mut payload = Payload {
+        bytes: spare::take(),
+        segments: Vec::with_capacity(gradients.len()),
+        recorded: None,
+    };
     let mut slots = Vec::with_capacity(gradients.len());
     for gradient in gradients {
         slots.push(match gradient {
@@ -45,22 +49,22 @@ pub(crate) fn encode_gradients(gradients: Vec<Option<Gradient>>) -> Result<Paylo
 /// [`ErrorKind::Decode`](crate::ErrorKind::Decode) if segments are missing, or a sparse gradient's parts don't fit together.
 pub(crate) fn decode_gradients(payload: Payload) -> Result<Vec<Option<Gradient>>> {
     let slots: Vec<Slot> = postcard::from_bytes(&payload.bytes).map_err(|e| decode_error(format!("gradients: {e}")))?;
+    spare::keep(payload.bytes);
     let mut segments = payload.segments.into_iter();
     let mut next = || {
         segments
             .next()
             .ok_or_else(|| decode_error("gradients: a segment is missing".into()))
     };
-    slots
-        .into_iter()
-        .map(|slot| {
-            Ok(match slot {
-                Slot::Absent => None,
-                Slot::Dense => Some(Gradient::Dense(next()?)),
-                Slot::Sparse { shape } => Some(Gradient::Sparse(sparse(next()?, next()?, shape)?)),
-            })
-        })
-        .collect()
+    let mut gradients = Vec::with_capacity(slots.len());
+    for slot in slots {
+        gradients.push(match slot {
+            Slot::Absent => None,
+            Slot::Dense => Some(Gradient::Dense(next()?)),
+            Slot::Sparse { shape } => Some(Gradient::Sparse(sparse(next()?, next()?, shape)?)),
+        });
+    }
+    Ok(gradients)
 }
 
 fn sparse(rows: Data, values: Data, shape: Vec<usize>) -> Result<RowSparse> {

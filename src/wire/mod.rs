@@ -232,6 +232,9 @@ pub(crate) fn parse_header(mut header: Vec<u8>, segments: Vec<Data>) -> Result<(
     let (message, recorded, rest) = message::read(&header)?;
     let start = header.len() - rest.len();
     header.drain(..start);
+    if header.is_empty() {
+        spare::keep(std::mem::take(&mut header));
+    }
     let payload = Payload {
         bytes: header,
         segments,

@@ -11,8 +11,8 @@ use crate::{ErrorKind, Result};
 /// A gradient per input, or none.
 pub(crate) type Gradients = Vec<Option<Gradient>>;
 
-/// An operation's adjoint with what it saved: from a gradient per output to a gradient per input.
-pub(crate) type Adjoint = Box<dyn Fn(Vec<Data>, Needs<'_>) -> Result<Gradients> + Send>;
+/// An operation's adjoint with what it saved: from a gradient per output, which it may take out, to a gradient per input.
+pub(crate) type Adjoint = Box<dyn Fn(&mut Vec<Data>, Needs<'_>) -> Result<Gradients> + Send>;
 
 /// Where the gradient of a value goes: one output of a node.
 #[derive(Debug, Clone)]
@@ -162,7 +162,7 @@ impl Node {
     }
 
     /// Runs the adjoint and, unless `retain`, frees what it saved.
-    pub(crate) fn run(&self, gradients: Vec<Data>, retain: bool) -> Result<Gradients> {
+    pub(crate) fn run(&self, gradients: &mut Vec<Data>, retain: bool) -> Result<Gradients> {
         let Kind::Op { name, adjoint } = &self.kind else {
             return Ok(Vec::new());
         };

@@ -104,7 +104,7 @@ pub(super) fn record_any(
         return Tensor::from_data(output);
     };
     let spec = Spec::of(&output);
-    let adjoint = move |mut gradients: Vec<Data>, needs: Needs<'_>| match gradients.pop() {
+    let adjoint = move |gradients: &mut Vec<Data>, needs: Needs<'_>| match gradients.pop() {
         Some(gradient) => adjoint(gradient, needs),
         None => Ok(Vec::new()),
     };

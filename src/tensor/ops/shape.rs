@@ -320,7 +320,7 @@ impl Tensor {
             return Ok(parts.into_iter().map(Tensor::from_data).collect());
         };
         let specs = parts.iter().map(Spec::of).collect();
-        let adjoint = move |gradients: Vec<Data>, _: Needs<'_>| one(joined(OP, &gradients, Join::Concat, axis)?);
+        let adjoint = move |gradients: &mut Vec<Data>, _: Needs<'_>| one(joined(OP, gradients, Join::Concat, axis)?);
         let node = Node::op(Cow::Borrowed(OP), edges, specs, Box::new(adjoint));
         Ok(parts
             .into_iter()

@@ -119,7 +119,11 @@ impl Bells {
     #[inline]
     pub(super) fn read<R>(&self, f: impl FnOnce(u32, &[u8]) -> R) -> Option<R> {
         let place = self.read.load(Relaxed);
-        let (result, next) = self.at(self.own)?.mailbox.take(place, f)?;
+        let own = self.at(self.own)?;
+        let (result, next) = own.mailbox.take(place, |from, bytes| {
+            own.bell.fetch_line();
+            f(from, bytes)
+        })?;
         self.read.store(next, Release); // those who look hold the engine or the polling role, and had it from here
         Some(result)
     }
