@@ -122,16 +122,17 @@ pub(super) fn restore(folder: &Path, manifest: &Manifest, mut restore: Restore<'
         (owner, ask(&caller, owner, stage_restore(), &Asking::QUEUED, write))
     });
     let staged = gather("restore (nothing was loaded)", collect::<()>(asked.collect()), false);
-    if let Err(error) = staged.map_err(crate::dist::without_updates) {
+    let ready = staged.map_err(crate::dist::without_updates).and_then(|_| {
+        let mut optimizers = restore.optimizers.iter_mut().zip(&plan.slots);
+        optimizers.try_for_each(|((name, optimizer), slots)| optimizer.take_over(slots, &manifest.optimizers[name.as_str()].header))
+    });
+    if let Err(error) = ready {
         for &owner in &owners {
             if let Err(e) = caller.call_async(owner, drop_restore, (number,)) {
                 log::warn!("rank {owner} may keep what a restore has read: {e}");
             }
         }
         return Err(error);
-    }
-    for ((name, optimizer), slots) in restore.optimizers.iter_mut().zip(&plan.slots) {
-        optimizer.take_over(slots, &manifest.optimizers[name.as_str()].header)?;
     }
     let apply = |&owner: &u32| {
         let write = |bytes: &mut Vec<u8>| crate::wire::write(&(number,), bytes);

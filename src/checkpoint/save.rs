@@ -269,7 +269,6 @@ impl Begun {
             return Err(argument(format!("{}: not UTF-8", folder.display())));
         }
         let in_use = InUse::of(Table::of(&caller.runtime), &folder)?;
-        make_folder(&folder)?;
         let number = super::number();
         let mut manifest = Manifest {
             format: FORMAT,
@@ -293,6 +292,7 @@ impl Begun {
             }
         }
         let requests = requests(&names, &save.optimizers, &slots)?;
+        make_folder(&folder)?;
         let asked = requests.into_iter().enumerate().map(|(shard, (owner, (parameters, optimizers)))| {
             let file = format!("shard-{owner:05}-{number:016x}.safetensors");
             let path = folder.join(&file);
@@ -383,6 +383,11 @@ impl Begun {
     fn give_up(self) {
         let _: Answers<Written> = collect(self.asked);
         let ending = format!("-{:016x}.safetensors", self.number);
+        let placed = |manifest: Manifest| manifest.shards.iter().any(|shard| shard.file.ends_with(&ending));
+        if Manifest::read(&self.folder).is_ok_and(placed) {
+            // The checkpoint is there; all that failed is to make sure that it outlives a loss of power.
+            return;
+        }
         let files = self.manifest.shards.iter().map(|shard| &shard.file);
         let files = files.filter(|file| file.ends_with(&ending)).map(|file| self.folder.join(file));
         files.filter(|file| file.exists()).for_each(|file| remove_file(&file));

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::crash::tests::{die_after, left};
+use super::crash::tests::{die_after, fail_once_after, left};
 use super::*;
 use crate::dist::{Context, DistributedOptimizer, ParameterCalls};
 use crate::error::CheckpointFault;
@@ -107,7 +107,7 @@ pub(super) fn rewrite(path: &Path, change: &dyn Fn(&mut serde_json::Value)) {
 const SLACK: usize = 20;
 
 #[test]
-fn a_save_that_dies_at_any_byte_leaves_the_last_whole_one() {
+fn a_save_that_dies_or_fails_at_any_byte_leaves_the_last_whole_one() {
     let folder = Folder::new("crash");
     let dir = &folder.0;
     on_two_ranks(|world| {
@@ -119,7 +119,7 @@ fn a_save_that_dies_at_any_byte_leaves_the_last_whole_one() {
         model.train(world, 1)?;
         let second = model.values()?;
         // The next step, which removes the one before; and the same step again.
-        for step in [2, 1] {
+        for (step, once) in [(2, false), (1, false), (2, true), (1, true)] {
             let whole = dir.join(format!("whole-{step}"));
             copy(&start, &whole);
             die_after(&whole, Some(usize::MAX));
@@ -132,7 +132,10 @@ fn a_save_that_dies_at_any_byte_leaves_the_last_whole_one() {
             for cut in (0..needed + SLACK).filter(|cut| cut % 7 == 0 || needed < cut + 60) {
                 let dying = dir.join(format!("dying-{step}-{cut}"));
                 copy(&start, &dying);
-                die_after(&dying, Some(cut));
+                match once {
+                    true => fail_once_after(&dying, cut),
+                    false => die_after(&dying, Some(cut)),
+                }
                 let saved = Checkpoint::save(&dying, step, Save::from(&model.optimizer).keep(1));
                 die_after(&dying, None);
                 let found = Checkpoint::load(world, &dying)?.expect("one of the two");

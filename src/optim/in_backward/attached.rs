@@ -200,7 +200,10 @@ impl Progress {
         gradient.check("gradient", leaf.spec())?;
         let mut gradient = match self.pending.take() {
             Some(mut sum) => {
+                // If that fails what was gathered is lost, and so is its count.
+                let gathered = std::mem::take(&mut self.backwards);
                 sum.accumulate(gradient)?;
+                self.backwards = gathered;
                 sum
             }
             None => gradient,
