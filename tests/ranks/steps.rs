@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use rankgrad::optim::{Clip, Norm};
+use rankgrad::optim::{AdamW, Clip, Norm};
 use rankgrad::prelude::*;
 
 use crate::case::Case;
@@ -98,7 +98,8 @@ fn snapshot(optimizer: &DistributedOptimizer, parameters: &[RRef<Tensor>]) -> Re
 
 fn not_finite(world: &World) -> Result<()> {
     let parameters = parameters(world, 4)?;
-    let optimizer = DistributedOptimizer::new(world, Adam::new(0.5), &parameters)?;
+    let mut optimizer = DistributedOptimizer::new(world, Adam::new(0.5), &parameters[..2])?;
+    optimizer.add_group(AdamW::new(0.5), &parameters[2..])?;
     optimizer.step(&with_gradients(world, &parameters, &[[1.0, 1.0]; 4])?)?;
     let before = snapshot(&optimizer, &parameters)?;
     let bad = with_gradients(world, &parameters, &[[1.0, 1.0], [1.0, f64::NAN], [2.0, 2.0], [f64::INFINITY, 0.0]])?;
@@ -112,7 +113,7 @@ fn not_finite(world: &World) -> Result<()> {
     let options = StepOptions::new().refuse_not_finite().clip_norm(1.0);
     let error = optimizer.step_with(&bad, &options).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::NotFinite { .. }), "{error}");
-    for text in ["Adam", "1 (`1` on rank", "3 (`3` on rank", "nothing was updated"] {
+    for text in ["Adam and AdamW", "1 (`1` on rank", "3 (`3` on rank", "nothing was updated"] {
         assert!(error.to_string().contains(text), "{error}");
     }
     assert_eq!(snapshot(&optimizer, &parameters)?, before);

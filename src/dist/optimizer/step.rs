@@ -73,7 +73,18 @@ impl DistributedOptimizer {
     }
 
     fn operation(&self) -> String {
-        format!("{}: step", self.specs[0].name())
+        format!("{}: step", self.rules())
+    }
+
+    /// The rules of its groups, for an error.
+    fn rules(&self) -> String {
+        let mut names: Vec<&str> = Vec::new();
+        for name in self.specs.iter().map(|spec| spec.name()) {
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        names.join(" and ")
     }
 
     fn begin<'a, C: Borrow<Context>>(&'a self, contexts: &[C], options: Cow<'a, StepOptions>, waits: bool) -> Result<StepFuture<'a>> {
@@ -350,7 +361,7 @@ impl StepFuture<'_> {
             not_finite.sort_unstable();
             return match self.options.not_finite {
                 NotFinite::Refuse => Err(ErrorKind::NotFinite {
-                    optimizer: optimizer.specs[0].name().into(),
+                    optimizer: optimizer.rules(),
                     parameters: not_finite.iter().map(|&place| self.describe(place as usize)).collect(),
                 }
                 .into()),
